@@ -1,5 +1,7 @@
 """What the estimators learn: against scikit-learn where privacy is cheap, and on Adult at the stated budgets."""
 
+import itertools
+
 import numpy as np
 import pytest
 from sklearn import decomposition
@@ -266,7 +268,7 @@ def test_the_default_regularization_falls_with_epsilon_and_knows_the_columns():
     epsilons = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
     for classes in ((0, 1), (0, 1, 2)):
         values = [default(epsilon, classes) for epsilon in epsilons]
-        assert all(earlier > later for earlier, later in zip(values, values[1:], strict=False))
+        assert all(earlier > later for earlier, later in itertools.pairwise(values))
         assert values[-1] < 0.2 * values[2]
     assert default(1.0) == pytest.approx(1.0, rel=0.01)  # where the logistic loss pays nothing
     assert default(8.0, columns=100) > default(8.0, columns=4)

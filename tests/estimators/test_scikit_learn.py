@@ -30,6 +30,11 @@ CLASSIFIER = {
     "check_supervised_y_no_nan": SILENT,
 }
 REGRESSOR = {"check_regressors_train": NOISY, "check_supervised_y_no_nan": SILENT}
+WEIGHTED = CLASSIFIER | {
+    "check_all_zero_sample_weights_error": SILENT,
+    "check_class_weight_classifiers": DECLARED,
+    "check_sample_weight_equivalence_on_dense_data": NOISY,
+}
 EXEMPT = {
     "DPClassifier": CLASSIFIER | {"check_methods_subset_invariance": ROUNDING},
     "DPRegressor": REGRESSOR | {"check_methods_subset_invariance": ROUNDING},
@@ -37,8 +42,8 @@ EXEMPT = {
     "HistGradientBoostingClassifier": CLASSIFIER,
     "HistGradientBoostingRegressor": REGRESSOR,
     "LinearRegression": REGRESSOR,
-    "LinearSVC": CLASSIFIER,
-    "LogisticRegression": CLASSIFIER,
+    "LinearSVC": WEIGHTED,
+    "LogisticRegression": WEIGHTED,
     "Ridge": REGRESSOR,
     "WhitenedLogisticRegression": CLASSIFIER | {"check_methods_subset_invariance": ROUNDING},
     "StandardScaler": {"check_estimator_sparse_array": UNKNOWN, "check_estimator_sparse_matrix": UNKNOWN},
@@ -51,6 +56,7 @@ PARAMETERS = {
     "bounds": (-10.0, 10.0),
     "target_bounds": (-100.0, 100.0),
     "dataset_size": 200,
+    "max_sample_weight": 10.0,
     "random_state": 0,
     "reproducible": True,
 }

@@ -3,7 +3,7 @@
 Every method fits weights of rows [x, c]/N, which are at most 1 long whatever the records are; see `DesignMatrix`.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +38,7 @@ from sordino.estimators.losses import HuberHinge, Logistic, Loss, SmoothMargin, 
 from sordino.estimators.perturbation import ObjectivePerturbation
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import make_budget
-from sordino.mechanisms.base import FloatArray, Numbers
+from sordino.mechanisms.base import FloatArray, Numbers, to_float_array
 from sordino.randomness import KeyedRNG
 
 __all__ = ["LinearSVC", "LogisticRegression"]
@@ -60,6 +60,8 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         classes: Sequence[Hashable] | None = None,
         method: str = "objective",
         regularization: float | None = None,
+        class_weight: Mapping[Hashable, float] | None = None,
+        max_sample_weight: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
         inference: bool = False,
@@ -80,6 +82,8 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         self.classes = classes
         self.method = method
         self.regularization = regularization
+        self.class_weight = class_weight
+        self.max_sample_weight = max_sample_weight
         self.fit_intercept = fit_intercept
         self.intercept_scaling = intercept_scaling
         self.inference = inference
@@ -110,10 +114,18 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             return settings
         return replace(settings, batch_size=self.batch_size or min(_SGD_BATCH, self.dataset_size))
 
-    def fit(self, X: Numbers, y: Labels) -> "_LinearClassifier":
-        """Fit to records X [n, d] with labels y [n]; charged first, then read."""
+    def fit(self, X: Numbers, y: Labels, sample_weight: Numbers | None = None) -> "_LinearClassifier":
+        """Fit to records X [n, d] with labels y [n]; charged first, then read.
+
+        Args:
+            X: [n, d].
+            y: [n].
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a weight
+                that is no number is 0.
+        """
         self._budget()
         classes = declared_classes(self.classes)
+        class_weights = _declared_weights(self.class_weight, classes)
         norm = checks.positive(
             data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
         )
@@ -132,6 +144,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         curvature = self._curvature(loss, design, neighboring_relation, rng)
         mechanism = self._mechanism(loss, design, neighboring_relation, rng, 1.0 if curvature is None else _FIT_SHARE)
         check_one_target_per_record(y, len(records))
+        sample_weights = _bounded_weights(sample_weight, self.max_sample_weight, len(records))
         sampler = mechanism.plan.sampling.describe() if isinstance(mechanism, DPGradientDescent) else "none"
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
         self._charge(events, neighboring_relation=neighboring_relation, sampler=sampler)
@@ -139,7 +152,11 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         present = found >= 0
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
         rows = design.rows(records)
-        weights = release_weights(mechanism, rows, targets, present)
+        record_weights = None
+        if class_weights is not None or sample_weights is not None:
+            record_weights = np.ones(len(records)) if class_weights is None else class_weights[np.maximum(found, 0)]
+            record_weights = record_weights if sample_weights is None else record_weights * sample_weights
+        weights = release_weights(mechanism, rows, targets, present, record_weights)
         self.classes_ = classes
         self.coef_, self.intercept_ = design.coefficients(weights)
         if curvature is not None and isinstance(mechanism, ObjectivePerturbation):
@@ -174,6 +191,11 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
     ) -> CurvatureInference | None:
         if not self.inference:
             return None
+        if self.class_weight is not None or self.max_sample_weight is not None:
+            raise InvalidArgument(
+                "inference must be False with class_weight or max_sample_weight, got True. The intervals are for records "
+                "that all count alike."
+            )
         if self.method != "objective" or not isinstance(loss, Logistic):
             raise InvalidArgument(
                 f"inference must be False for method={self.method!r} and {len(self.classes or ())} classes, got True. "
@@ -201,6 +223,38 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         return self.classes_[places]
 
 
+def _declared_weights(
+    class_weight: Mapping[Hashable, float] | None, classes: npt.NDArray[np.generic]
+) -> FloatArray | None:
+    """Weights of the declared classes over the largest of them [K]."""
+    if class_weight is None:
+        return None
+    if not isinstance(class_weight, Mapping):
+        raise InvalidArgument(
+            f"class_weight must be a dict of weights by class, got {class_weight!r}. How many records a class has is "
+            "private: take its share from public knowledge, or from counts that were paid for (sordino describe), and give "
+            "{class: 1 / (classes * share)}."
+        )
+    listed = classes.tolist()
+    if unknown := [label for label in class_weight if label not in listed]:
+        raise InvalidArgument(f"class_weight must name declared classes, got {unknown!r}. Correct it, or declare them.")
+    weights = np.array([checks.non_negative(class_weight=float(class_weight.get(label, 1.0))) for label in listed])
+    return weights / checks.positive(largest_class_weight=float(weights.max()))
+
+
+def _bounded_weights(sample_weight: Numbers | None, largest: float | None, records: int) -> FloatArray | None:
+    """Weights of the records over the declared largest one, cut to [0, 1] [n]."""
+    if largest is not None:
+        checks.positive(max_sample_weight=largest)
+    if sample_weight is None:
+        return None
+    bound = require_declared(largest, name="max_sample_weight", meaning="the largest weight of a record")
+    weights = to_float_array(sample_weight, "sample_weight")
+    if weights.shape != (records,):
+        raise InvalidArgument("sample_weight must have one entry for each row of X. Align them.")
+    return np.clip(np.where(np.isnan(weights), 0.0, weights) / bound, 0.0, 1.0)
+
+
 class LogisticRegression(_LinearClassifier):
     """Private logistic regression, binary and multinomial.
 
@@ -220,7 +274,11 @@ class LogisticRegression(_LinearClassifier):
         method: ``objective`` (perturbation of the objective), ``output`` (of the minimizer), ``dp-gd`` and ``dp-sgd``
             (noisy gradient descent through the training engine), ``exponential`` (choice among `candidates`).
         regularization: λ > 0 of (λ/2)‖W‖² beside the *sum* of losses, for records scaled to norm 1; None: the
-            method's own.
+            method's own. With weights it stands beside the sum of losses weighted by weight / largest weight.
+        class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or from
+            counts that were paid for; a class that is not named counts 1.
+        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are cut
+            to it.
         fit_intercept: whether to append a constant column, which counts in the norm and is penalized.
         intercept_scaling: the constant; None takes data_norm/2.
         inference: for ``objective`` and two classes: whether `confidence_intervals` will be asked for; a fifth of the
@@ -313,6 +371,8 @@ class LinearSVC(_LinearClassifier):
         method: str = "objective",
         huber_width: float = 0.5,
         regularization: float | None = None,
+        class_weight: Mapping[Hashable, float] | None = None,
+        max_sample_weight: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
         neighboring_relation: str = "add_or_remove_one",
@@ -333,6 +393,8 @@ class LinearSVC(_LinearClassifier):
             classes=classes,
             method=method,
             regularization=regularization,
+            class_weight=class_weight,
+            max_sample_weight=max_sample_weight,
             fit_intercept=fit_intercept,
             intercept_scaling=intercept_scaling,
             neighboring_relation=neighboring_relation,

@@ -15,7 +15,7 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.estimators.base import clip_rows
-from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, SmoothMargin, Softmax
+from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, SmoothMargin, Softmax, WeightedLoss
 from sordino.estimators.perturbation import (
     CandidateSelection,
     ObjectivePerturbation,
@@ -152,8 +152,8 @@ class DPGradientDescent:
         """The event of one release."""
         return self.plan.event()
 
-    def release(self, rows: FloatArray, targets: FloatArray, present: npt.NDArray[np.bool_]) -> FloatArray:
-        """Weights [p, k]; a record that is absent has loss 0."""
+    def release(self, rows: FloatArray, targets: FloatArray, present: npt.NDArray[np.bool_] | FloatArray) -> FloatArray:
+        """Weights [p, k]; each record's loss is multiplied by `present` [n] in [0, 1], 0 for one that is absent."""
         model = nn.Linear(self.dimension, self.loss.outputs, bias=False)
         nn.init.zeros_(model.weight)
         losses = _record_losses(self.loss)
@@ -322,10 +322,22 @@ def release_weights(
     rows: FloatArray,
     targets: FloatArray,
     present: npt.NDArray[np.bool_],
+    weights: FloatArray | None = None,
 ) -> FloatArray:
-    """Weights [p, k]: absent records are left out, or have loss 0 where batches are drawn by position."""
+    """Weights [p, k]: absent records are left out, or have loss 0 where batches are drawn by position.
+
+    Args:
+        mechanism: of the loss without weights.
+        rows: [n, p] of norm ≤ 1.
+        targets: [n].
+        present: [n], which records count.
+        weights: [n] in [0, 1], how much each record counts; None for all alike. They change no sensitivity.
+    """
     if isinstance(mechanism, DPGradientDescent):
-        return mechanism.release(rows, np.where(present, targets, 0.0), present)
+        counted = present if weights is None else np.where(present, weights, 0.0)
+        return mechanism.release(rows, np.where(present, targets, 0.0), counted)
+    if weights is not None:
+        mechanism = replace(mechanism, loss=WeightedLoss(loss=mechanism.loss, weights=weights[present]))
     return mechanism.release(rows[present], targets[present])
 
 

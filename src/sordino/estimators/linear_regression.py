@@ -210,8 +210,8 @@ class LinearRegression(_LeastSquares):
     """Private linear regression.
 
     ``method="sufficient-statistics"`` is the one to start with: it needs no choice, has δ = 0 too, and was the most
-    accurate on public data at every ε. ``"adassp"`` spends a third of its budget on the smallest eigenvalue of AᵀA, which
-    is seldom far from 0, and its proof asks for three times the regularization that predicts best.
+    accurate on public data at nearly every ε. ``"adassp"`` spends a third of its budget on the smallest eigenvalue of
+    AᵀA, which is seldom far from 0, and its proof asks for several times the regularization that predicts best.
 
     Guarantee: coefficients and intercept are (epsilon, delta)-differentially private under `neighboring_relation`, as
     `guarantee_` states. Records longer than `data_norm` are cut back to it and targets clipped to `target_bounds`; a

@@ -18,7 +18,7 @@ from scipy.special import expit, softmax
 from sordino import checks
 from sordino.mechanisms.base import FloatArray
 
-__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax"]
+__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax", "WeightedLoss"]
 
 
 class Loss(Protocol):
@@ -70,6 +70,69 @@ class Loss(Protocol):
     def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """Score Hessians [n, k, k]."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightedLoss:
+    """A loss in which each record counts with a weight in [0, 1] of its own.
+
+    All constants are those of the loss itself: gradients and Hessians only shrink. So they do for a loss that is flat at
+    its corners: a gradient −w·q·corner goes with a curvature of at most w·q(1 − q) ≤ wq(1 − wq).
+
+    Args:
+        loss: of scores.
+        weights: [n] in [0, 1], one for each row that the loss is asked for.
+    """
+
+    loss: "Loss"
+    weights: FloatArray
+
+    @property
+    def outputs(self) -> int:
+        """That of the loss."""
+        return self.loss.outputs
+
+    @property
+    def lipschitz(self) -> float:
+        """That of the loss."""
+        return self.loss.lipschitz
+
+    @property
+    def curvature(self) -> float:
+        """That of the loss."""
+        return self.loss.curvature
+
+    @property
+    def trace(self) -> float:
+        """That of the loss."""
+        return self.loss.trace
+
+    @property
+    def rank(self) -> int:
+        """That of the loss."""
+        return self.loss.rank
+
+    @property
+    def corners(self) -> int:
+        """That of the loss."""
+        return self.loss.corners
+
+    @property
+    def flat_at_corners(self) -> bool:
+        """That of the loss."""
+        return self.loss.flat_at_corners
+
+    def values(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """The loss of each record [n]."""
+        return self.weights * self.loss.values(scores, targets)
+
+    def gradients(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """Score gradients [n, k]."""
+        return self.weights[:, None] * self.loss.gradients(scores, targets)
+
+    def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """Score Hessians [n, k, k]."""
+        return self.weights[:, None, None] * self.loss.hessians(scores, targets)
 
 
 @dataclass(frozen=True, kw_only=True)
