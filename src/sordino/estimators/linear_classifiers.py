@@ -120,8 +120,8 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         Args:
             X: [n, d].
             y: [n].
-            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a weight
-                that is no number is 0.
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
+                weight that is no number is 0.
         """
         self._budget()
         classes = declared_classes(self.classes)
@@ -193,8 +193,8 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             return None
         if self.class_weight is not None or self.max_sample_weight is not None:
             raise InvalidArgument(
-                "inference must be False with class_weight or max_sample_weight, got True. The intervals are for records "
-                "that all count alike."
+                "inference must be False with class_weight or max_sample_weight, got True. The intervals are for "
+                "records that all count alike."
             )
         if self.method != "objective" or not isinstance(loss, Logistic):
             raise InvalidArgument(
@@ -232,8 +232,8 @@ def _declared_weights(
     if not isinstance(class_weight, Mapping):
         raise InvalidArgument(
             f"class_weight must be a dict of weights by class, got {class_weight!r}. How many records a class has is "
-            "private: take its share from public knowledge, or from counts that were paid for (sordino describe), and give "
-            "{class: 1 / (classes * share)}."
+            "private: take its share from public knowledge, or from counts that were paid for (sordino describe), and "
+            "give {class: 1 / (classes * share)}."
         )
     listed = classes.tolist()
     if unknown := [label for label in class_weight if label not in listed]:
@@ -275,10 +275,10 @@ class LogisticRegression(_LinearClassifier):
             (noisy gradient descent through the training engine), ``exponential`` (choice among `candidates`).
         regularization: λ > 0 of (λ/2)‖W‖² beside the *sum* of losses, for records scaled to norm 1; None: the
             method's own. With weights it stands beside the sum of losses weighted by weight / largest weight.
-        class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or from
-            counts that were paid for; a class that is not named counts 1.
-        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are cut
-            to it.
+        class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or
+            from counts that were paid for; a class that is not named counts 1.
+        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
+            cut to it.
         fit_intercept: whether to append a constant column, which counts in the norm and is penalized.
         intercept_scaling: the constant; None takes data_norm/2.
         inference: for ``objective`` and two classes: whether `confidence_intervals` will be asked for; a fifth of the

@@ -76,8 +76,8 @@ class Loss(Protocol):
 class WeightedLoss:
     """A loss in which each record counts with a weight in [0, 1] of its own.
 
-    All constants are those of the loss itself: gradients and Hessians only shrink. So they do for a loss that is flat at
-    its corners: a gradient −w·q·corner goes with a curvature of at most w·q(1 − q) ≤ wq(1 − wq).
+    All constants are those of the loss itself: gradients and Hessians only shrink. A loss that is flat at its corners
+    stays so: a gradient −w·q·corner goes with a curvature of at most w·q(1 − q) ≤ wq(1 − wq).
 
     Args:
         loss: of scores.

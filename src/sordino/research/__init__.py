@@ -3,6 +3,7 @@
     projections        JL clipping: norms estimated from random projections; a clipping method with an event of its own
     noise_schedules    noise and learning rates that change from step to step, in closed form or learned: schedules
     gradient_filters   Kalman, low-pass and debiased-momentum filters of private gradients
+    smooth_sensitivity the median with noise that follows the data
     diagnostics        tangent kernels, noise and clipping apart, accuracy by subgroup
     attacks            from gradients, updates, models and sums back to records; a participant of federated learning
                        that paints another one's class
@@ -79,6 +80,11 @@ from sordino.research.projections import (
     ProjectedAccumulator,
     ProjectedClipping,
 )
+from sordino.research.smooth_sensitivity import (
+    SmoothMedian,
+    local_sensitivity_of_median,
+    smooth_sensitivity_of_median,
+)
 
 __all__ = [
     "ClassPrototype",
@@ -99,6 +105,7 @@ __all__ = [
     "Protection",
     "Reconstruction",
     "RecordLoss",
+    "SmoothMedian",
     "SubgroupGap",
     "TangentKernel",
     "class_prototype",
@@ -116,6 +123,7 @@ __all__ = [
     "label_from_sign",
     "learn_schedule",
     "least_squares_reconstruction",
+    "local_sensitivity_of_median",
     "max_momentum_learning_rate",
     "measure_convergence",
     "measure_tangent_kernel",
@@ -131,6 +139,7 @@ __all__ = [
     "reconstruct_bits",
     "restore_parameters",
     "shared_gradient",
+    "smooth_sensitivity_of_median",
     "ssim",
     "subgroup_gaps",
 ]
