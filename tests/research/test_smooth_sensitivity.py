@@ -36,7 +36,6 @@ def test_smooth_sensitivity_is_its_definition_over_all_datasets(count, beta):
     everything = list(itertools.product(GRID, repeat=count))
     local = {values: local_sensitivity_of_median(values, BOUNDS) for values in everything}
     for values in everything:
-        # Records have no order in a median, so the distance is that of the positions that differ in the best matching.
         defined = max(
             local[other] * math.exp(-beta * sum(a != b for a, b in zip(values, other, strict=True)))
             for other in everything
@@ -80,7 +79,6 @@ def test_the_noise_is_private_at_the_largest_allowed_change_of_shift_and_scale(e
 
 
 def test_local_sensitivity_gives_two_neighbors_away_and_smooth_sensitivity_does_not():
-    # Two values at each end and two more in the middle or not: the local sensitivity is 0 in one and large in the other.
     calm, wild = [0.0] * 5 + [1.0] * 4, [0.0] * 4 + [1.0] * 5
     assert local_sensitivity_of_median([0.0] * 6 + [1.0] * 3, BOUNDS) == 0.0
     assert local_sensitivity_of_median(calm, BOUNDS) == 1.0

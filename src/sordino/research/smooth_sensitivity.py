@@ -1,7 +1,7 @@
 """The median with noise that follows the data: smooth sensitivity, where local sensitivity is not private.
 
-The local sensitivity of a median, how far it moves when one record of *these* data changes, may be tiny where its global
-sensitivity is the whole range. Noise of its scale would be a leak: it may be 0 beside neighbors where it is large.
+The local sensitivity of a median, how far it moves when one record of *these* data changes, may be tiny where its
+global sensitivity is the whole range. Noise of its scale is not private: it may be 0 beside neighbors where it is large.
 Smooth sensitivity is the least bound of it that changes by a factor of e^β at most between neighbors.
 
 Proof: docs/proofs/smooth-sensitivity.md.
@@ -50,7 +50,7 @@ def local_sensitivity_of_median(values: Numbers, bounds: Bounds) -> float:
 
 
 def smooth_sensitivity_of_median(values: Numbers, bounds: Bounds, beta: float) -> float:
-    """max over k of e^(−βk) times the largest local sensitivity of data that differ in k values. Not private by itself.
+    """The largest e^(−βk) times the local sensitivity of data that differ in k values. Not private by itself.
 
     After k replacements the median's neighbors may be any values that were t − k − 1 and t places beside it,
     0 ≤ t ≤ k + 1. Terms past k = ln(range/found)/β can't matter, so most data need few.
