@@ -1,7 +1,7 @@
 """The median with noise that follows the data: smooth sensitivity, where local sensitivity is not private.
 
 The local sensitivity of a median, how far it moves when one record of *these* data changes, may be tiny where its
-global sensitivity is the whole range. Noise of its scale is not private: it may be 0 beside neighbors where it is large.
+global sensitivity is the whole range. Noise of its scale is not private: it may be 0 with neighbors where it is not.
 Smooth sensitivity is the least bound of it that changes by a factor of e^β at most between neighbors.
 
 Proof: docs/proofs/smooth-sensitivity.md.
