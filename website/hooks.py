@@ -228,6 +228,15 @@ class _Loads(HTMLParser):
                 self.foreign.append(f"<{tag} {name}={value}>")
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Put the script of the laboratory, with its table, below the element that it draws into."""
+    if "data-laboratory" not in html:
+        return html
+    from sordino.report.render import laboratory_script
+
+    return f"{html}\n<script>{laboratory_script()}</script>"
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """Raise if a page would load a font, a script or a picture from another host."""
     for page in Path(config.site_dir).rglob("*.html"):

@@ -241,6 +241,7 @@ def render_html(report: Report) -> str:
         loss_chart=figures.loss_chart(report.losses) if report.losses else "",
         evaluation_rows=formatting.evaluation_rows(report),
         evaluation_charts=_evaluation_charts(report),
+        laboratory=_laboratory_start(report),
     )
 
 
@@ -281,6 +282,18 @@ def _subgroup_charts(report: Report) -> list[tuple[str, str]]:
     return charts[:_MOST_GROUP_CHARTS]
 
 
+def _laboratory_start(report: Report) -> dict[str, float]:
+    """Where the sliders of the laboratory begin: the run's settings, as far as they are numbers."""
+    mechanism = report.mechanism
+    settings = {
+        "rate": mechanism.sample_rate,
+        "noise": mechanism.noise_multiplier,
+        "steps": mechanism.steps_charged,
+        "delta": report.guarantee.delta,
+    }
+    return {name: float(value) for name, value in settings.items() if isinstance(value, float | int) and value > 0}
+
+
 def _evaluation_charts(report: Report) -> list[tuple[str, str, PrivateEvaluation]]:
     """(title, drawing, evaluation) for the last evaluation that gave an answer: reliability first, then shares."""
     answered = [one for one in report.evaluations if one.shares]
@@ -292,8 +305,15 @@ def _evaluation_charts(report: Report) -> list[tuple[str, str, PrivateEvaluation
 
 def _render(name: str, **values: object) -> str:
     style, script = _source("page.css"), _source("page.js")
+    if name == "page.html.jinja":
+        script += laboratory_script()
     template = _environment().get_template(name)
     return template.render(style=style, script=script, style_hash=_hash(style), script_hash=_hash(script), **values)
+
+
+def laboratory_script() -> str:
+    """The script that draws the laboratory into elements with `data-laboratory`, its table inside it."""
+    return _source("laboratory.js").replace("LABORATORY_TABLE", _source("laboratory.json").strip())
 
 
 def _hash(text: str) -> str:
