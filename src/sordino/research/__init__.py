@@ -3,6 +3,7 @@
     projections        JL clipping: norms estimated from random projections; a clipping method with an event of its own
     noise_schedules    noise and learning rates that change from step to step, in closed form or learned: schedules
     gradient_filters   Kalman, low-pass and debiased-momentum filters of private gradients
+    bolt_on            permutation descent with noise on its last weights alone
     smooth_sensitivity the median with noise that follows the data
     diagnostics        tangent kernels, noise and clipping apart, accuracy by subgroup
     attacks            from gradients, updates, models and sums back to records; a participant of federated learning
@@ -41,6 +42,7 @@ from sordino.research.attacks import (
     shared_gradient,
     ssim,
 )
+from sordino.research.bolt_on import BoltOnDescent
 from sordino.research.diagnostics import (
     PUBLISHED,
     Convergence,
@@ -87,6 +89,7 @@ from sordino.research.smooth_sensitivity import (
 )
 
 __all__ = [
+    "BoltOnDescent",
     "ClassPrototype",
     "Convergence",
     "DebiasedMomentum",

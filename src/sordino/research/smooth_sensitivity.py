@@ -94,7 +94,7 @@ class SmoothMedian:
     Example:
         >>> median = SmoothMedian(epsilon=1.0, delta=1e-6, bounds=(0.0, 1.0))
         >>> round(median.beta, 4)
-        0.0351
+        0.0368
         >>> 0.45 < median.release(np.linspace(0.4, 0.6, 10_001)) < 0.55
         True
     """
