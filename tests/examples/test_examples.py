@@ -34,3 +34,12 @@ def test_the_example_runs_and_prints_its_guarantee(name: str, capsys: pytest.Cap
     result = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](arguments)
     assert holds(result)
     assert "-differentially private: unit one record" in capsys.readouterr().out
+
+
+def test_made_up_people_fit_their_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sordino.data import load_dataset
+
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "people.py"))
+    dataset = load_dataset("people.csv", schema="people.schema.json", test="new.csv")
+    assert (len(dataset.train), len(dataset.test or ())) == (2000, 200)
