@@ -13,7 +13,7 @@ from loops import records, train
 from sordino import Plan, fit
 from sordino.errors import CoupledRecords, NonPrivateStep, PrivacyError, UncapturedParameter
 from sordino.training.engine import PrivacyEngine
-from sordino.training.loss_tracing.batch_state import CrossBatchState
+from sordino.training.loss_tracing.carried import CrossBatchState
 from sordino.training.loss_tracing.loss_tracer import (
     CheckedLossForm,
     is_recheck_due,

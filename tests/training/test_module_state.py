@@ -265,6 +265,28 @@ def test_modules_that_count_and_loops_that_look_go_on(loop):
     train(loop, Busy)
 
 
+class Caching(nn.Module):
+    """Keeps what it saw until the loop takes it away."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(6, 3), []
+
+    def forward(self, x):
+        self.kept = [*self.kept, x.detach().mean()]
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("criterion", [None, F.cross_entropy])
+def test_a_module_that_its_loop_puts_back_goes_on_when_its_loss_is_tried_again(criterion):
+    def loop(model, batch, state):
+        model.kept.clear()
+        state["steps"] = state.get("steps", 0) + 1
+        return ce(model, batch)
+
+    train(loop, Caching, steps=18, sample_rate=0.05, expected_batch_size=1.0, criterion=criterion)
+
+
 def test_a_device_for_new_tensors_is_no_other_state():
     with torch.device("cpu"):
         train(ce, Net)

@@ -188,6 +188,50 @@ def test_what_is_made_of_the_batch_is_refused_after_the_step(name):
         )
 
 
+class KeepsMore(nn.Linear):
+    """Keeps what it saw in a list and a dictionary."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.seen, self.table = [torch.zeros(6)], {"means": {"last": torch.zeros(6)}}
+
+    def forward(self, x):
+        assert all(type(kept) is torch.Tensor for kept in (*self.seen, *self.table["means"].values()))
+        self.seen = [*self.seen[-1:], x.detach().mean(0)]
+        self.table["means"]["last"] = x.detach().mean(0)
+        return super().forward(x)
+
+
+MADE_OF_WHAT_IS_KEPT = {
+    "rate from a list": lambda m, o: group(o, "lr", 0.3 * m.seen[-1].square().sum()),
+    "parameter from a list": lambda m, o: m.bias.data.copy_(0.5 * m.seen[-1][:3]),
+    "parameter from a dictionary": lambda m, o: m.bias.data.copy_(0.5 * m.table["means"]["last"][:3]),
+    "moved within the list": lambda m, o: (m.seen.insert(0, m.seen.pop()), m.bias.data.copy_(0.5 * m.seen[0][:3])),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_WHAT_IS_KEPT)
+def test_what_is_made_of_what_a_module_keeps_in_containers_is_refused_after_the_step(name):
+    model = KeepsMore()
+    with pytest.raises(PrivacyError):
+        train(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            after=lambda m, o, b, loss: MADE_OF_WHAT_IS_KEPT[name](m, o),
+        )
+
+
+def test_what_a_module_keeps_in_containers_can_be_looked_at_and_thrown_away():
+    model, shown = KeepsMore(), []
+
+    def look(model, optimizer, batch, loss):
+        shown.append(f"{float(model.seen[-1][0]):.3f} {len(model.seen)}")
+        del model.seen[0]
+
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), after=look)
+    assert len(shown) == 16
+
+
 def test_what_a_module_keeps_can_be_looked_at_and_is_its_own_when_it_is_called():
     model, told = KeepsMean(6, 3), []
 

@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.training.engine import PrivacyEngine
-from sordino.training.loop_hooks import OptimizerSettingsWatch
-from sordino.training.loss_tracing.batch_state import CrossBatchState
+from sordino.training.loss_tracing.carried import CrossBatchState, OptimizerSettingsWatch
 
 
 def private(microbatch_size=4, records=12):

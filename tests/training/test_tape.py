@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sordino.errors import CoupledRecords, NonPrivateStep, PrivacyError, RecordCountMismatch, UnsupportedModule
 from sordino.training.engine import PrivacyEngine
-from sordino.training.loss_tracing.trace import OperationTrace, TracedTensor, without_trace
+from sordino.training.loss_tracing.trace import OperationTrace
+from sordino.training.loss_tracing.traced_tensor import TracedTensor, without_trace
 
 
 def data():

@@ -30,7 +30,7 @@ from sordino.training.engine_checkpoint import load_checkpoint, name_alike, save
 from sordino.training.engine_run_folder import Journal
 from sordino.training.exclusions import Option
 from sordino.training.loader import PrivateLoader, dataset_size_of, own_loader, steps_per_epoch
-from sordino.training.loss_tracing.batch_state import mark_public
+from sordino.training.loss_tracing.carried import mark_public
 from sordino.training.loss_tracing.criterion import Criterion
 from sordino.training.loss_tracing.traced_tensor import TracedTensor
 from sordino.training.plan import ClippingMode, Gradients, PerformanceOptions, Plan, StepPlan

@@ -44,7 +44,8 @@ from sordino.training.compiled_step import CompiledStep
 from sordino.training.distributed import DistributedContext, get_distributed_context, parameter_shapes, unwrap_ddp
 from sordino.training.generators import BatchGenerators, owned_generators, private_generators
 from sordino.training.loader import max_batch_size
-from sordino.training.loss_tracing.loss_tracer import ForwardMonitor, compares_values, is_recheck_due, module_state_key
+from sordino.training.loss_tracing.carried import compares_values
+from sordino.training.loss_tracing.loss_tracer import ForwardMonitor, is_recheck_due, module_state_key
 from sordino.training.optimizer_checks import (
     OptimizerFactory,
     optimizer_for,

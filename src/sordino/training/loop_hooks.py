@@ -4,41 +4,37 @@ The module and the optimizer stay the user's objects. Three hooks do everything:
 forward, and before the optimizer's step. Chunks come from the loader, which calls `set_microbatch`.
 """
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep
+from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.gradients import OneByOne
 from sordino.gradients.module_hooks import untraced
 from sordino.sampling import Microbatch
 from sordino.training.generators import BatchGenerators, check_not_seeded
 from sordino.training.loader import left_out
-from sordino.training.loss_tracing.batch_state import CrossBatchState, batch_tag, is_public, tag_batch, texts_in
+from sordino.training.loss_tracing.carried import OptimizerSettingsWatch, batch_tag, is_public, tag_batch, texts_in
 from sordino.training.loss_tracing.criterion import Criterion
 from sordino.training.loss_tracing.loss_tracer import (
     ForwardMonitor,
     LossCheck,
     LossTracer,
     TryForward,
-    compares_values,
 )
-from sordino.training.loss_tracing.trace import OperationTrace, without_trace
+from sordino.training.loss_tracing.trace import OperationTrace
 from sordino.training.loss_tracing.traced_tensor import (
-    TaintedFloat,
-    TaintedInt,
     TracedTensor,
     leave_untraced,
     not_noting,
     trace_again,
+    without_trace,
 )
 from sordino.training.optimizer_checks import (
     check_module_and_optimizer,
@@ -50,12 +46,12 @@ from sordino.training.plan import PerformanceOptions
 from sordino.training.private_run import PrivateRun, RunState
 from sordino.training.probing.padding import Padding
 from sordino.training.probing.probe import graph_nodes
-from sordino.training.probing.snapshots import random_states, readable_fingerprint
+from sordino.training.probing.snapshots import random_states
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch
 from sordino.training.special_accumulators import UnitAccumulator
 
-__all__ = ["LoopHooks", "OptimizerSettingsWatch", "RootHook", "check_not_copied"]
+__all__ = ["LoopHooks", "RootHook", "check_not_copied"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -104,254 +100,6 @@ def _inert() -> Callable[..., None]:
 
 def _do_nothing(*_: object) -> None:
     return None
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What a step reads besides the gradient: settings and state of the optimizer, parameters, buffers.
-#
-# Between a batch and its step nothing of it may change, since nobody can tell what a new value was made of; from one
-# step to the next batch it may, but not to what came from a batch.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-_PRIVATE = (TaintedFloat, TaintedInt, TracedTensor)
-# What an optimizer's setting or a tensor is known by, without reading a tensor's values.
-_Known = list[object]
-
-
-class OptimizerSettingsWatch:
-    """Watches an optimizer and what it trains, from batch to step and on to the next.
-
-    Args:
-        optimizer: the user's.
-        carried: memories that values of a batch were written to, and results of batches.
-    """
-
-    def __init__(self, optimizer: Optimizer, carried: CrossBatchState) -> None:
-        self._optimizer, self._carried = optimizer, carried
-        # Where the module holds its parameters and buffers: a dictionary, and a name in it.
-        self._places: list[tuple[dict[str, Tensor | None], str]] = []
-        self._seen: _Known | None = None
-        self._state: _Known = []
-        self._memory: list[object] | None = None
-        # Fingerprints of the same tensors, in batches in which values are compared; writing .data goes past all else.
-        self._bits: list[Tensor | None] | None = None
-        self._batches = 0
-        self._numbers: list[float] = []
-        # Records of the last two batches; −log of the chance that settings changed as they did by accident.
-        self._rows, self._evidence = (0, 0), 0.0
-
-    def watch(self, module: nn.Module | None) -> None:
-        """Watch the parameters and buffers of `module` from the next batch on; of None, none."""
-        parts = () if module is None else module.modules()
-        held = [vars(part)[kind] for part in parts for kind in ("_parameters", "_buffers")]
-        self._places = [(tensors, name) for tensors in held for name in tensors]
-        self._memory = self._bits = None
-
-    def check_unchanged(self, *, begins: bool, rows: int) -> None:
-        """A part with `rows` records comes; `begins` says that it is the first of a logical batch.
-
-        Raises:
-            NonPrivateStep: something changed since the part before.
-            CoupledRecords: something holds what came from a batch.
-        """
-        self._refuse_private()
-        now = _settings(self._optimizer)
-        if not begins and now != self._seen:
-            raise NonPrivateStep(
-                "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
-                "Step schedulers after the last part only: if loader.is_last_microbatch: scheduler.step()."
-            )
-        if begins:
-            if self._seen is not None and now != self._seen:
-                self._refuse_told()
-            self._refuse_counts(now, rows)
-        self._seen, self._state = now, _state(self._optimizer)
-        memory = _memory(self._places)
-        if self._memory is not None:
-            self._refuse_copies(self._memory, memory)
-        self._memory = memory
-        if begins:
-            self._bits = _fingerprints(self._places) if compares_values(self._batches) else None
-            self._batches += 1
-
-    def check(self) -> None:
-        """Before a step: all is as it was when the part came.
-
-        Raises:
-            NonPrivateStep: something changed.
-            CoupledRecords: something holds what came from a batch.
-        """
-        self._refuse_private()
-        for what, before, now in (
-            ("the optimizer's settings", self._seen, _settings(self._optimizer)),
-            ("the optimizer's state", self._state, _state(self._optimizer)),
-            ("parameters and buffers", self._memory, _memory(self._places)),
-        ):
-            if before is not None and before != now:
-                raise _changed(what)
-        if self._bits is not None and any(_changed_places(self._bits, _fingerprints(self._places))):
-            raise _changed("parameters and buffers")
-
-    def check_hooks(self, gradients: Sequence[Tensor | None]) -> None:
-        """After hooks that may change the private gradient: they changed no settings, and wrote nothing of a batch.
-
-        Raises:
-            NonPrivateStep: a setting changed.
-            CoupledRecords: a gradient, a setting or the state holds what came from a batch.
-        """
-        self._refuse_private()
-        if any(
-            isinstance(held, TracedTensor) or self._carried.was_written(held) for held in gradients if held is not None
-        ):
-            raise _private("gradients")
-        if self._seen is not None and self._seen != _settings(self._optimizer):
-            raise _changed("the optimizer's settings")
-
-    def stepped(self) -> None:
-        """The optimizer has taken its step: what changed by it is released."""
-        self._memory = _memory(self._places)
-        self._bits = None if self._bits is None else _fingerprints(self._places)
-
-    def _refuse_private(self) -> None:
-        """Refuse settings and state that carry a batch's notes, or lie in memory that a batch was written to."""
-        for value in _values(self._optimizer):
-            if isinstance(value, _PRIVATE) or (isinstance(value, Tensor) and self._carried.was_written(value)):
-                raise _private("the optimizer's settings and state")
-
-    def _refuse_copies(self, before: list[object], now: list[object]) -> None:
-        """Refuse a parameter or buffer that the loop set to a result of a batch since the step."""
-        bits = self._bits
-        written = repeat(False) if bits is None else _changed_places(bits, _fingerprints(self._places))
-        for (tensors, name), old, new, is_written in zip(self._places, before, now, written, strict=False):
-            tensor = tensors.get(name)
-            if (old != new or is_written) and tensor is not None and self._carried.is_copy(tensor):
-                raise _private("parameters and buffers")
-
-    def _refuse_told(self) -> None:
-        """Refuse settings that are a number read from a batch; a device would have to be waited for."""
-        groups = ({**group, "params": ()} for group in self._optimizer.param_groups)
-        for value in (leaf for group in groups for whole in group.values() for leaf in _leaves(whole)):
-            single = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
-            number = value.item() if single and isinstance(value, Tensor) else value
-            if isinstance(number, float) and self._carried.is_told(number):
-                raise _private("the optimizer's settings")
-
-    def _refuse_counts(self, settings: _Known, rows: int) -> None:
-        """A setting that changes again and again as the number of records did was made from it (``len(batch)``).
-
-        A Poisson batch of b records has about √(2πb) likely sizes, so a public schedule agrees with one in so many
-        batches: the batches that agree in a row are counted with these odds, and refused at 1 : 1000.
-        """
-        numbers = [float(value) for value in settings if isinstance(value, int | float)]
-        old, (older, last) = self._numbers, self._rows
-        self._numbers, self._rows = numbers, (last, rows)
-        # What was set after a step is seen with the next batch, and follows the batch before.
-        if not older or older == last or len(numbers) != len(old):
-            return
-        follows = any(
-            one != two and (_is_close(one * last, two * older) or _is_close(one * older, two * last))
-            for one, two in zip(old, numbers, strict=True)
-        )
-        self._evidence = self._evidence + math.log(2 * math.pi * max(older, last)) / 2 if follows else 0.0
-        if self._evidence > _ACCIDENT:
-            raise _private("the optimizer's settings")
-
-
-_ACCIDENT = math.log(1000)
-
-
-def _is_close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-9)
-
-
-def _changed(what: str) -> NonPrivateStep:
-    return NonPrivateStep(
-        f"{what} must not change between a batch and optimizer.step, got a change: what the new values were made of "
-        "can't be known, and they reach the parameters without clipping and noise. Make such changes (learning rate, "
-        "schedulers, limits on weights) after optimizer.step, before the next batch is taken."
-    )
-
-
-def _private(what: str) -> CoupledRecords:
-    return CoupledRecords(
-        f"{what} must not be made of private batches, got what came from one (a loss, a mean, the number of "
-        "records): it reaches the parameters without clipping and noise. Use constants, schedules fixed in advance, or "
-        "what public records give."
-    )
-
-
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
-
-
-def _values(optimizer: Optimizer) -> Iterator[object]:
-    """Every setting and every entry of the state."""
-    for group in optimizer.param_groups:
-        for name, value in group.items():
-            if name != "params":
-                yield from _leaves(value)
-    for state in optimizer.state.values():
-        yield from state.values() if isinstance(state, dict) else ()
-
-
-def _known(value: object) -> object:
-    """A tensor by its place and torch's count of changes, other objects than plain ones by their place."""
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    return value if isinstance(value, int | float | str | None) else id(value)
-
-
-def _settings(optimizer: Optimizer) -> _Known:
-    return [
-        _known(value)
-        for group in optimizer.param_groups
-        for name, whole in group.items()
-        if name != "params"
-        for value in _leaves(whole)
-    ]
-
-
-def _state(optimizer: Optimizer) -> _Known:
-    return [
-        (name, _known(value))
-        for state in optimizer.state.values()
-        if isinstance(state, dict)
-        for name, value in state.items()
-        if isinstance(value, Tensor | int | float)
-    ]
-
-
-def _memory(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[object]:
-    return [_place_of(tensors.get(name)) for tensors, name in places]
-
-
-def _fingerprints(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[Tensor | None]:
-    held = [tensors.get(name) for tensors, name in places]
-    return [None if tensor is None else readable_fingerprint(tensor) for tensor in held]
-
-
-def _changed_places(before: Sequence[Tensor | None], now: Sequence[Tensor | None]) -> list[bool]:
-    """For each tensor whether its bits are others than before; what can't be read, or is elsewhere now, is not."""
-    pairs = zip(before, now, strict=True)
-    known = [old is not None and new is not None and old.device == new.device for old, new in pairs]
-    return [
-        is_known and not torch.equal(old, new)  # pyright: ignore[reportArgumentType]
-        for is_known, old, new in zip(known, before, now, strict=True)
-    ]
-
-
-def _place_of(tensor: Tensor | None) -> object:
-    if tensor is None:
-        return None
-    try:
-        return id(tensor), tensor.data_ptr(), tensor._version
-    except (RuntimeError, NotImplementedError):
-        return id(tensor), 0, tensor._version  # It has no memory of its own.
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -571,11 +319,7 @@ class LoopHooks:
         """
         self.run.check_not_ended()
         self._generators.close()
-        # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
-        if self.run.step.is_open and not self.run.step.expects(chunk):
-            self.run.abandon()
-        self.capture.discard()
-        self.run.step.begin_again(chunk.step)
+        self.run.step.await_chunk(chunk)
         # Hooks between ours (filters of the private gradient) may change the gradient; this one comes last.
         _step_hooks(self.optimizer).move_to_end(self._step_handles[1].id)
         self._chunk = None

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["container_items", "is_leaf", "map_tensors", "tensors_in", "tree_leaves", "tree_map", "tree_rebuild"]
 
 
+_PLAIN_LEAVES = frozenset({type(None), bool, int, float, str})
+_PLAIN_SEQUENCES = frozenset({tuple, list})
+
+
 def tree_map(function: Callable[[object], object], batch: object) -> object:
     """The same structure with `function` applied to everything that is not a container."""
     if is_leaf(batch):
@@ -30,11 +34,18 @@ def map_tensors(function: Callable[[Tensor], object], batch: object) -> object:
 
 def tree_leaves(batch: object) -> Iterator[object]:
     """Everything in the batch that is not a container, in order."""
+    found: list[object] = []
+    _add_leaves(batch, found)
+    return iter(found)
+
+
+def _add_leaves(batch: object, found: list[object]) -> None:
     if is_leaf(batch):
-        yield batch
+        found.append(batch)
         return
-    for part in container_items(batch).values():
-        yield from tree_leaves(part)
+    parts = batch if type(batch) in _PLAIN_SEQUENCES else container_items(batch).values()
+    for part in parts:  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+        _add_leaves(part, found)
 
 
 def tensors_in(batch: object) -> Iterator[Tensor]:
@@ -79,4 +90,7 @@ def _is_record_type(batch: object) -> TypeGuard["DataclassInstance"]:
 
 def is_leaf(batch: object) -> bool:
     """Whether it is carried along whole: not a mapping, tuple, list or dataclass."""
+    # Asked for every argument of every call in a traced loop: the usual kinds come first.
+    if isinstance(batch, Tensor) or type(batch) in _PLAIN_LEAVES:
+        return True
     return not isinstance(batch, Mapping | tuple | list) and not _is_record_type(batch)

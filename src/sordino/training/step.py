@@ -188,10 +188,16 @@ class PrivateStep:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
         return self.is_open and chunk.step == self._step and chunk.index == self._next_chunk
 
-    def begin_again(self, step: int) -> None:
-        """Let the logical batch `step`, which was abandoned before its noise was drawn, be begun once more."""
-        if step == self._last_step and step > self._noised and not self.is_open:
-            self._last_step = step - 1
+    def await_chunk(self, chunk: Microbatch) -> None:
+        """`chunk` was given out: an open sum that misses a chunk before it is thrown away, and so is what was recorded.
+
+        A logical batch that was abandoned before its noise was drawn may so be begun once more.
+        """
+        if self.is_open and not self.expects(chunk):
+            self.abandon()
+        self._capture.discard()
+        if chunk.step == self._last_step and chunk.step > self._noised and not self.is_open:
+            self._last_step = chunk.step - 1
 
     def taken(self, step: int) -> int:
         """How many parts of logical batch `step` are in the open sum."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep, RecordCountMismatch, SordinoError
 from sordino.gradients import GradientCapture, Recorder
-from sordino.training.loss_tracing.batch_state import map_values
-from sordino.training.loss_tracing.trace import OperationTrace
+from sordino.training.loss_tracing.trace import OperationTrace, map_values
 from sordino.training.loss_tracing.traced_tensor import TracedTensor
 from sordino.training.probing.one_by_one import NOT_CAPTURED, check_records
 from sordino.training.probing.padding import Padding, check_padding

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.gradients import Recorder
-from sordino.training.loss_tracing.batch_state import CrossBatchState
+from sordino.training.loss_tracing.carried import FIRST_BATCHES, CrossBatchState, compares_values
 from sordino.training.loss_tracing.criterion import Criterion, OutputGradientCheck, tensors_within
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
 from sordino.training.loss_tracing.traced_tensor import TracedTensor, not_noting, untainted
@@ -39,7 +40,6 @@ __all__ = [
     "LossTracer",
     "ModuleMarks",
     "TryForward",
-    "compares_values",
     "is_recheck_due",
     "module_state_key",
     "order_of_magnitude",
@@ -289,13 +289,6 @@ TryForward = Callable[[OperationTrace, tuple[object, ...], Mapping[str, object]]
 
 # So many states of the module are remembered.
 _MOST = 1024
-# The module's values are compared in this many first batches, and then whenever their number is a power of two.
-_FIRST = 3
-
-
-def compares_values(batches: int) -> bool:
-    """Whether the module's values are compared in a batch that comes after this many."""
-    return batches < _FIRST or batches & (batches - 1) == 0
 
 
 class ForwardMonitor:
@@ -325,6 +318,10 @@ class ForwardMonitor:
         """
         self._stack.close()
         self._state.refuse_changes()
+
+
+_Holder = dict[Any, Any] | list[Any]
+"""Attributes of a module, or a list or dictionary in them."""
 
 
 class _Beside:
@@ -389,6 +386,9 @@ class LossTracer:
         self._chance: Hashable = None
         self._states: dict[ModuleMarks, int] = {}
         self._proved: set[int] = set()
+        # By state: the one in which the module's own forwards left it in the first batch.
+        self._left: dict[int, Hashable] = {}
+        self._is_new = True
         # The module's state before the first training forward of the batch, and after the last one.
         self._before: ModuleMarks | None = None
         self._after: Hashable = None
@@ -397,10 +397,10 @@ class LossTracer:
         self._target: Tensor | None = None
         self._arrivals: list[OutputGradientCheck] = []
         self._attributes: frozenset[tuple[int, int]] = frozenset()
-        # Attributes that forwards of the batch made: whose they are, their name, and what they hold; and the same of
-        # a batch that is over, beside what stands in their place.
-        self._kept: list[tuple[dict[str, object], str, Tensor]] = []
-        self._marked: list[tuple[dict[str, object], str, Tensor, Tensor]] = []
+        # Tensors that forwards of the batch made and kept in attributes, or in lists and dictionaries there, by what
+        # holds them; and the same of a batch that is over, beside what stands in their place.
+        self._kept: list[tuple[_Holder, Tensor]] = []
+        self._marked: list[tuple[_Holder, Tensor, Tensor]] = []
         self._outputs: set[torch.autograd.graph.Node] = set()
 
     # --- batches -------------------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ class LossTracer:
         self.end()
         self._batches += 1
         self._rows, self._is_proved = rows, False
-        if self.criterion is not None and self._batches <= _FIRST and isinstance(batch, tuple | list):
+        if self.criterion is not None and self._batches <= FIRST_BATCHES and isinstance(batch, tuple | list):
             last = batch[-1]
             self._target = last.clone() if isinstance(last, Tensor) else None
         self.tape = OperationTrace(records=rows, on_backward=on_backward, carried=self.carried)
@@ -434,10 +434,10 @@ class LossTracer:
         self._arrivals, self._target, self._outputs, self._before = [], None, set(), None
         self._given, self._has_drawn = [], False
         if self.tape is not None:
-            for attributes, name, tensor in self._kept:
-                if attributes.get(name) is tensor:
-                    attributes[name] = marked = self.tape.adopt(tensor)
-                    self._marked.append((attributes, name, tensor, marked))
+            for holder, tensor in self._kept:
+                marked = self.tape.adopt(tensor)
+                if _exchange(holder, tensor, marked):
+                    self._marked.append((holder, tensor, marked))
             self.tape.close()
             self.tape = None
         self._kept = []
@@ -455,13 +455,15 @@ class LossTracer:
         if before is None and len(self._states) > _MOST:
             self._states.clear()
             self._proved.clear()
+            self._left.clear()
             self._known.clear()
         if before is not None and marks.modes == before.modes and marks.rest in {before.rest, self._after}:
             return
         if before is not None:
             raise _another_state()
-        self._before, self._after = marks, marks.rest
         self._state = self._states.setdefault(marks, len(self._states))
+        self._before, self._after = marks, self._left.get(self._state, marks.rest)
+        self._is_new = self._state not in self._left
         is_known = self._state in self._proved
         if prove is None or (is_known and not is_recheck_due(self._batches) and not self._has_new_length):
             return
@@ -470,8 +472,8 @@ class LossTracer:
 
     def _note_state(self) -> None:
         """A forward pass of the module is over. What it changed in the module by itself, it may."""
-        if self._before is not None and self._state not in self._proved:
-            self._after = module_state_key(self._module).rest
+        if self._before is not None and (self._is_new or self._state not in self._proved):
+            self._after = self._left[self._state] = module_state_key(self._module).rest
 
     def _require_state(self) -> None:
         """Before a proof: the module does what it did in the forward passes of the batch."""
@@ -540,21 +542,18 @@ class LossTracer:
         noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
         return noted, tracked
 
-    def _made_attributes(self) -> Iterator[tuple[dict[str, object], str, Tensor]]:
+    def _made_attributes(self) -> Iterator[tuple["_Holder", Tensor]]:
         for part in self._module.modules():
             for name, value in vars(part).items():
-                if (
-                    isinstance(value, Tensor)
-                    and name not in _OF_TORCH
-                    and (id(part), id(value)) not in self._attributes
-                ):
-                    yield vars(part), name, value
+                if name not in _OF_TORCH:
+                    for holder, tensor in _held_in(vars(part), value):
+                        if (id(part), id(tensor)) not in self._attributes:
+                            yield holder, tensor
 
     def restore_attributes(self) -> None:
         """Before the module is called again: put back what it kept itself."""
-        for attributes, name, tensor, marked in self._marked:
-            if attributes.get(name) is marked:
-                attributes[name] = tensor
+        for holder, tensor, marked in self._marked:
+            _exchange(holder, marked, tensor)
         self._marked = []
 
     def begin_beside(self) -> None:
@@ -599,12 +598,11 @@ class LossTracer:
         self, tape: OperationTrace, value: int, prove: LossCheck, put_to_proof: Callable[[Callable[[], None]], None]
     ) -> None:
         """Prove a loss, or arguments of the module, unless its form is known."""
-        tape.check(value)
-        rows = tape.rows_from_outside(value, by_chance=self._draws)
-        (made, late), numbers = tape.form(value), tape.numbers(value)
-        form = (self._state, made, rows, tape.is_by_record)
+        found = tape.look(value, by_chance=self._draws)
+        form = (self._state, found.form, found.rows, tape.is_by_record)
         known = self._known.get(form)
-        again = known is None or known.meet(late, numbers, self._rows) or not known.fits(tape.outside_shapes())
+        meets = known is not None and known.meet(found.late, found.numbers, self._rows)
+        again = known is None or meets or not known.fits(tape.outside_shapes())
         if again or self._has_new_length:
             # Forgotten meanwhile: what is refused stays unknown.
             self._known.pop(form, None)
@@ -612,7 +610,7 @@ class LossTracer:
             tape.outside = "rows"
             times = 0 if known is None or known.has_grown else known.times
             put_to_proof(lambda: prove(tape, value, times))
-            self._known[form] = known or CheckedLossForm(late=late, numbers=numbers, records=self._rows)
+            self._known[form] = known or CheckedLossForm(late=found.late, numbers=found.numbers, records=self._rows)
             self._known[form].shapes = tape.outside_shapes() if tape.outside == "constants" else None
             self._proved.add(self._state)
 
@@ -668,6 +666,24 @@ class LossTracer:
             for given in self._given:
                 self._prove_value(self.tape, given, self.prove_arguments, put_to_proof)
             self.tape.keep_constants()
+
+
+def _held_in(holder: "_Holder", value: object) -> Iterator[tuple["_Holder", Tensor]]:
+    """The tensors of an attribute's value, also in lists and dictionaries, each with what holds it."""
+    if isinstance(value, Tensor):
+        yield holder, value
+    elif isinstance(value, list | dict):
+        for held in value.values() if isinstance(value, dict) else value:
+            yield from _held_in(value, held)
+
+
+def _exchange(holder: "_Holder", old: Tensor, new: Tensor) -> bool:
+    """Put `new` wherever `holder` has `old`; whether it has it."""
+    places = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    found = [place for place, held in places if held is old]
+    for place in found:
+        holder[place] = new
+    return bool(found)
 
 
 def _chance() -> Hashable:

@@ -1,17 +1,21 @@
-"""What the user's loop does between a batch and ``loss.backward()``, written down and replayed.
+"""What the user's loop does between a batch and ``loss.backward()``: written down, and replayed on synthetic records.
 
-The loss of a drop-in loop is the user's own code. To find out whether it couples records, every batch is handed out as
-tensors that note each torch function applied to them; the notes are run again on synthetic records whenever the loop
-does something it did not do before.
+Every batch is handed out as tensors that note each function of torch applied to them (`TracedTensor`). The notes
+(`OperationTrace`, a list of `TracedCall`) say how the loss was made of the batch and of tensors from outside it
+(`ExternalTensors`). Whenever the loop makes a loss in a way that it did not before, the notes are run again on
+synthetic records, and the independence probe tells whether records are coupled. What a replay can't tell about (values
+of other batches, bare numbers, parts that torch does not show) is refused by `OperationTrace.look`.
 """
 
 import inspect
 import site
 import sysconfig
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TypeGuard, cast
+from typing import Literal, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -19,22 +23,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import CoupledRecords, NonPrivateStep
-from sordino.training.loss_tracing.batch_state import (
+from sordino.training.loss_tracing.carried import (
     CrossBatchState,
-    ExternalTensor,
-    ExternalTensors,
-    Reading,
-    StaleValue,
-    TracedCall,
-    ValueRef,
-    counts_rows,
-    declared_targets,
-    has_data_dependent_size,
+    counts_records,
     is_public,
     is_uninformative,
-    map_values,
-    record_rows,
-    size_at,
     storage_address,
 )
 from sordino.training.loss_tracing.traced_tensor import (
@@ -48,15 +41,16 @@ from sordino.training.loss_tracing.traced_tensor import (
 )
 from sordino.training.optimizer_checks import is_private_parameter
 from sordino.training.probing.probe import graph_leaves
-from sordino.training.pytree import map_tensors, tensors_in
+from sordino.training.probing.snapshots import readable_fingerprint
+from sordino.training.probing.torch_modes import with_public_divisor
+from sordino.training.pytree import map_tensors, tensors_in, tree_leaves, tree_map
 
 __all__ = [
+    "LookedAt",
     "OperationTrace",
-    "TracedTensor",
-    "ValueEscapeTracking",
-    "check_no_branching",
-    "check_no_metric_scheduler",
-    "without_trace",
+    "TracedCall",
+    "map_values",
+    "untraceable_loss_error",
 ]
 
 
@@ -85,7 +79,7 @@ def _asking() -> FrameType | None:
     return frame
 
 
-def check_no_branching() -> None:
+def _check_no_branching() -> None:
     """Refuse a branch on values of the batch in the user's own code.
 
     Raises:
@@ -102,7 +96,7 @@ def check_no_branching() -> None:
     )
 
 
-def check_no_metric_scheduler() -> None:
+def _check_no_metric_scheduler() -> None:
     """Refuse a learning-rate scheduler that reads a number of the batches that its optimizer trains on privately.
 
     Raises:
@@ -122,151 +116,316 @@ def check_no_metric_scheduler() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How values leave the tensors of a batch: sizes, numbers, truth, memory of other libraries.
+# Calls of torch as they stand on a trace: what was called, on which values, with which results.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# How the bare values of a tensor are read: into Python numbers, into truth, into other memory.
-_NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__"})
-_TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
-_ESCAPES = frozenset({"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
+class ValueRef:
+    """A value's place on the tape. Not a dataclass: those are containers to `tree_map`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
-class ValueEscapeTracking:
-    """The part of a tape that sees values leave.
+class StaleValue:
+    """A value that belongs to an earlier batch."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedCall:
+    """One noted call.
 
     Args:
-        records: number of records in the chunk.
-        carried: what the loop carries from batch to batch.
-
-    Attributes:
-        is_open: whether calls are noted.
-        was_read: whether a bare number was read.
+        function: what was called.
+        args: positional arguments, with slots for values of the tape.
+        kwargs: arguments by name.
+        leaves: every argument that is not a container, also those in slices.
+        results: the slot of each tensor in the result, in order, or that of the number.
+        place: how many calls and reads came before.
+        grad_enabled: whether gradients were on.
+        autocast: device type and type of autocast, if it was on.
+        writes: the memory that was changed in place, or None.
+        is_number: whether the result is a number.
+        is_broken: whether an argument took part in autograd by something that is not on the tape.
     """
 
-    def __init__(self, records: int, carried: CrossBatchState) -> None:
-        self.records = records
-        self.is_open, self.was_read = True, False
-        self._carried = carried
-        self._calls: list[TracedCall] = []
-        self._slots = self._places = 0
-        self._read: list[tuple[int, float]] = []
-        # Where values first left for other libraries, and where a number was first read.
-        self._escaped: int | None = None
-        self._disclosed: int | None = None
+    function: Callable[..., object]
+    args: object
+    kwargs: object
+    leaves: tuple[object, ...]
+    results: tuple[int, ...]
+    place: int
+    grad_enabled: bool
+    autocast: tuple[str, torch.dtype] | None
+    writes: int | None = None
+    is_number: bool = False
+    is_broken: bool = False
 
-    def _next_place(self) -> int:
-        self._places += 1
-        return self._places
+    def run(self, value_of: Callable[[object], object]) -> object:
+        """Call again with the values of a replay."""
+        args = map_values(value_of, self.args)
+        kwargs = map_values(value_of, self.kwargs)
+        assert isinstance(args, tuple)
+        assert isinstance(kwargs, dict)
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
+            if self.autocast is not None:
+                stack.enter_context(torch.autocast(self.autocast[0], dtype=self.autocast[1]))
+            return self.function(*args, **kwargs)
 
-    def _new_slot(self) -> int:
-        self._slots += 1
-        return self._slots - 1
+    def numbers(self) -> list[float]:
+        """The constants among the arguments."""
+        return [float(leaf) for leaf in self.leaves if isinstance(leaf, float | int) and not isinstance(leaf, bool)]
 
-    def _noted(self, value: object) -> object:
-        """How an argument stands on the tape."""
-        raise NotImplementedError
-
-    def _note_value(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
-    ) -> object:
-        name = getattr(function, "__name__", "")
+    def form(self, names: Mapping[int, int]) -> Hashable:
+        """What is called on what, with `names` for slots and without the values of constants."""
+        function = self.function
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
-        counted = name in {"size", "numel", "nelement"} or owner == "shape"
-        first = args[0] if args else None
-        if counted and isinstance(first, Tensor):
-            return self._note_size(first, args[1:], kwargs, result, name)
-        if name == "__len__" and getattr(first, "sized_by_values", False):
-            # len() gives a bare number.
-            self._escape()
-            self.read(float(len(without_trace(first))))  # pyright: ignore[reportArgumentType]
-        elif name in _TRUTHS or (name == "item" and isinstance(result, bool)):
-            self.decide(counts=False)
-        elif name in _NUMBERS and isinstance(result, float | int):
-            self.read(result)
-        elif name in _ESCAPES:
-            self._escape()
-        elif name == "item":
-            self.was_read = True
-            self._disclosed = self._next_place() if self._disclosed is None else self._disclosed
-            return self.note_number(function, args, result)
-        return result
+        who = (
+            id(function) if isinstance(function, nn.Module) else getattr(function, "__name__", repr(type(function))),
+            owner,
+        )
+        return (who, self.grad_enabled, self.autocast, *(_form(leaf, names) for leaf in self.leaves))
 
-    def _escape(self) -> None:
-        self.was_read = True
-        self._escaped = self._next_place() if self._escaped is None else self._escaped
 
-    def _note_size(
-        self,
-        tensor: Tensor,
-        given: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        result: object,
-        name: str,
-    ) -> object:
-        """Sizes in which the records have a part, by their number or by values: they take other values in a replay."""
-        if not counts_rows(tensor, self.records):
-            return result
-        varies = getattr(tensor, "sized_by_values", False)
-        if isinstance(result, torch.Size):
-            places = range(len(result) if varies else 1)
-            noted = [self._note_count(size_at, (tensor, place), result[place], varies) for place in places]
-            return torch.Size((*noted, *result[len(noted) :]))  # pyright: ignore[reportArgumentType]
-        if name == "size":
-            place = given[0] if given else kwargs.get("dim")
-            if varies:
-                return self._note_count(size_at, (tensor, place), result, varies)
-            return self._note_count(record_rows, (tensor,), result, varies) if place in {0, -tensor.dim()} else result
-        return self._note_count(Tensor.numel, (tensor,), result, varies)
+def _form(leaf: object, names: Mapping[int, int]) -> Hashable:
+    if isinstance(leaf, ValueRef):
+        return ("slot", names.get(leaf.number))
+    if isinstance(leaf, Tensor):
+        return ("tensor", leaf.dtype, leaf.requires_grad)
+    if isinstance(leaf, str | bool | torch.dtype | torch.device | type(None)):
+        return leaf
+    return type(leaf).__name__
 
-    def _note_count(
-        self, function: Callable[..., object], args: tuple[object, ...], result: object, varies: bool
-    ) -> object:
-        self.was_read = self.was_read or varies
-        return self.note_number(function, args, result, counts=not varies)
 
-    def note_number(
-        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
-    ) -> object:
-        """Note a computation whose result is a number."""
-        if isinstance(result, float):
-            self._carried.tell(float.__pos__(result))
-        if not self.is_open:
-            return result if counts else tainted(result, self, None)
-        with not_noting():
-            slot = self._new_slot()
-            self._calls.append(
-                TracedCall(
-                    function=function,
-                    args=map_values(self._noted, args),
-                    kwargs={},
-                    results=(slot,),
-                    place=self._next_place(),
-                    grad_enabled=False,
-                    autocast=None,
-                    is_number=True,
-                )
-            )
-        return tainted(result, self, slot, counts=counts)
+def map_values(function: Callable[[object], object], arguments: object) -> object:
+    """`tree_map`, which also looks into slices."""
 
-    def decide(self, *, counts: bool) -> None:
-        """A comparison is being made: refused in the loop's own code, unless it is about sizes."""
-        if self.is_open and not counts:
-            self.was_read = True
-            check_no_branching()
+    def mapped(leaf: object) -> object:
+        if isinstance(leaf, slice):
+            return slice(function(leaf.start), function(leaf.stop), function(leaf.step))
+        return function(leaf)
 
-    def read(self, value: float) -> None:
-        """The bare number is being read."""
-        self.was_read = True
-        check_no_metric_scheduler()
-        self._disclosed = self._next_place() if self._disclosed is None else self._disclosed
-        # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
-        if self.is_open and value not in {-1.0, 0.0, 1.0, 2.0}:
-            self._read.append((self._next_place(), float(value)))
+    return tree_map(mapped, arguments)
+
+
+def declared_targets(function: Callable[..., object], tensors: Sequence[Tensor], out: object) -> list[Tensor]:
+    """The tensors that a function of torch changes: the first of its `tensors`, or those of ``out=``."""
+    name = getattr(function, "__name__", "")
+    in_place = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return [*(tensors[:1] if in_place else ()), *tensors_in(out)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the user's loop does between a batch and ``loss.backward()``, written down and replayed.
+# Sizes that depend on records: on their number, or on values, as those of ``x[y == 1]``.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_BY_VALUES = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave"}
+    | {"_unique2", "unique_dim", "_return_output", "_return_inverse", "_return_counts", "_return_inverse_false"}
+)
+_MASKS = (torch.bool, torch.uint8)
+
+
+def has_data_dependent_size(function: Callable[..., object], tensors: Sequence[Tensor], arguments: int) -> bool:
+    """Whether the shape of what a function of torch makes of so many arguments may depend on more than shapes."""
+    name = getattr(function, "__name__", "")
+    if name in _BY_VALUES or (name == "where" and arguments == 1):
+        return True
+    if any(getattr(tensor, "sized_by_values", False) for tensor in tensors):
+        return True
+    return name == "__getitem__" and any(tensor.dtype in _MASKS for tensor in tensors[1:])
+
+
+def counts_rows(tensor: Tensor, records: int) -> bool:
+    """Whether records have a part in the sizes of `tensor`."""
+    return tensor.dim() > 0 and (tensor.size(0) == records or getattr(tensor, "sized_by_values", False))
+
+
+def record_rows(tensor: Tensor) -> int:
+    """The first size."""
+    return tensor.size(0)
+
+
+def size_at(tensor: Tensor, place: int) -> int:
+    """The size of one dimension."""
+    return tensor.size(place)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tensors that a loop brings along besides its batch: what their values show and memory.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Reading = Literal["rows", "columns", "constants"]
+"""How a replay reads outsiders that are as long as there are records: with a row a record; zeros and ones with the
+records in another dimension; or as constants whose size fits by chance."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ExternalTensor:
+    """A tensor that did not come with the batch.
+
+    Args:
+        value: the tensor.
+        place: of its first use on the tape.
+        slot: on the tape, if it takes other values in a replay.
+        rowed: whether it has as many rows as there are records.
+        is_free: whether its rows may be those of records: all alike, or drawn by chance within the batch.
+        is_stale: whether values of an earlier batch were written into it.
+        column: the first dimension after the first one that is as long as there are records, where the tensor is all
+            zeros or all ones, as a first hidden state (layers, records, width) is.
+        fill: what it is then filled with.
+
+    Attributes:
+        first_row: what each row was before the batch was written into them, if all were alike.
+    """
+
+    value: Tensor
+    place: int
+    slot: int | None = None
+    rowed: bool = False
+    is_free: bool = True
+    is_stale: bool = False
+    column: int | None = None
+    fill: float = 0.0
+    first_row: Tensor | None = None
+    # Version and fingerprint after the batch was written into it; None before.
+    _written: tuple[int, Tensor | None] | None = None
+
+    @property
+    def was_written(self) -> bool:
+        """Whether values of the batch were written into it."""
+        return self._written is not None
+
+    def begin_write(self) -> None:
+        """Values of the batch are about to be written into it: look at what it is without them."""
+        if self._written is None:
+            self.is_stale = self.is_stale and bool((self.value != 0).any())
+            self.first_row = self.value[:1].detach().clone() if self.rowed and has_equal_rows(self.value) else None
+        elif not self._is_untouched():
+            self.first_row = None
+
+    def end_write(self) -> None:
+        """They are written."""
+        self._written = self.value._version, readable_fingerprint(self.value)
+
+    def has_free_rows(self) -> bool:
+        """Whether its rows are alike, or were before the batch was written into them and nothing else since."""
+        if self._written is None:
+            return has_equal_rows(self.value)
+        return self.first_row is not None and self._is_untouched()
+
+    def counts_records(self) -> bool:
+        """Whether it holds positions of records, by itself."""
+        return self._written is None and counts_records(self.value)
+
+    def is_filled(self) -> bool:
+        """Whether it is what it was filled with, or was before the batch was written into it and nothing else since."""
+        if self.column is None:
+            return False
+        return bool((self.value == self.fill).all()) if self._written is None else self._is_untouched()
+
+    def _is_untouched(self) -> bool:
+        """Whether nobody wrote to it but calls that the tape has seen."""
+        version, bits = self._written or (-1, None)
+        now = None if bits is None else readable_fingerprint(self.value)
+        return self.value._version == version and (bits is None or (now is not None and torch.equal(bits, now)))
+
+
+class ExternalTensors:
+    """The outsiders of one tape, by identity.
+
+    Args:
+        records: number of records in the batch.
+        new_slot: gives out places for values on the tape.
+    """
+
+    def __init__(self, records: int, new_slot: Callable[[], int]) -> None:
+        self._records, self._new_slot = records, new_slot
+        self._found: dict[int, ExternalTensor] = {}
+
+    def __iter__(self) -> Iterator[ExternalTensor]:
+        return iter(self._found.values())
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._found.clear()
+
+    def get(self, value: Tensor) -> ExternalTensor | None:
+        """The entry of `value`, if it was seen before."""
+        return self._found.get(id(value))
+
+    def add(self, value: Tensor, place: int, *, is_stale: bool, is_constant: bool) -> ExternalTensor:
+        """A new entry; a tensor with a row a record takes a slot, unless it is known to be constant."""
+        fits = value.dim() > 0 and value.size(0) == self._records
+        varies = not value.requires_grad and not is_constant
+        rowed = fits and varies
+        column = self._column(value) if varies and not is_stale else None
+        slot = self._new_slot() if rowed or column is not None else None
+        found = ExternalTensor(value=value, place=place, rowed=rowed, slot=slot, is_stale=is_stale, column=column)
+        if column is not None:
+            found.fill = float(value.detach().flatten()[0])
+        self._found[id(value)] = found
+        return found
+
+    def _column(self, value: Tensor) -> int | None:
+        if value.is_complex() or not value.numel() or self._records not in value.shape[1:]:
+            return None
+        filled = bool((value == 0).all()) or bool((value == 1).all())
+        return value.shape.index(self._records, 1) if filled else None
+
+    def readings(self) -> list[Reading]:
+        """How they may be read, the likeliest first."""
+        columns = any(one.column is not None for one in self)
+        both = any(one.column is not None and one.rowed for one in self)
+        may_be_constant = columns or bool(self.inputs("rows"))
+        return ["rows", *(["columns"] if both else []), *(["constants"] if may_be_constant else [])]
+
+    def inputs(self, reading: Reading) -> list[ExternalTensor]:
+        """Those that count as inputs of a replay: positions of records are made anew instead."""
+        chosen = [one for one in self if one.rowed and one.is_free and reading != "constants"]
+        chosen = [one for one in chosen if one.column is None or reading != "columns"]
+        return [one for one in chosen if one.first_row is None and not one.counts_records()]
+
+    def late(self, place: int) -> list[ExternalTensor]:
+        """Those that were first used after `place`."""
+        return [one for one in self if one.place > place]
+
+    @staticmethod
+    def start_of(found: ExternalTensor, records: int, reading: Reading) -> Tensor:
+        """What stands for one with a slot, but no input, at the start of a replay of `records` records."""
+        value, is_constant = found.value.detach(), reading == "constants"
+        if found.column is not None and (not found.rowed or reading == "columns"):
+            if not found.is_filled():
+                return value.clone() if found.rowed or not found.was_written else torch.ones_like(value)
+            shape = list(value.shape)
+            shape[found.column] = shape[found.column] if is_constant else records
+            return value.new_full(shape, found.fill)
+        if not found.rowed:
+            # It is written to later on; what it holds by now was written by the real batch.
+            return torch.ones_like(value)
+        if found.first_row is not None and found.is_free:
+            rows = len(value) if is_constant else records
+            return found.first_row.expand(rows, *value.shape[1:]).clone()
+        if is_constant or not (found.is_free or found.counts_records()):
+            return value.clone()
+        return torch.arange(records, device=value.device, dtype=value.dtype)
+
+
+def has_equal_rows(value: Tensor) -> bool:
+    """Whether all its rows are the same."""
+    rows = value.detach()
+    return bool(((rows == rows[:1]) | ((rows != rows) & (rows[:1] != rows[:1]))).all())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The trace of one microbatch.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -277,17 +436,39 @@ _SHAPES_ONLY = frozenset(
 ) | {"new_ones", "new_zeros", "new_empty", "new_full"}
 # Tensors of more entries are compared by sums.
 _FEW = 64
+# How the bare values of a tensor are read: into Python numbers, into truth, into other memory.
+_NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__"})
+_TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
+_ESCAPES = frozenset({"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
 
 
-class OperationTrace(ValueEscapeTracking):
-    """Notes of one chunk.
+@dataclass(frozen=True, kw_only=True)
+class LookedAt:
+    """How a loss was made.
 
     Args:
-        records: number of records in the chunk.
+        form: the calls that lead to it, without the values of constants.
+        rows: what its tensors from outside are, as far as a proof is one for the same only.
+        late: constants that may have been made from bare values of the batch.
+        numbers: all constants, those in tensors of one number among them.
+    """
+
+    form: Hashable
+    rows: Hashable
+    late: tuple[float, ...]
+    numbers: tuple[float, ...]
+
+
+class OperationTrace:
+    """Notes of one microbatch.
+
+    Args:
+        records: number of records in it.
         on_backward: called with the tape and the loss's place on it before the backward pass runs.
         carried: what the loop carries from batch to batch.
 
     Attributes:
+        is_open: whether calls are noted.
         is_passing: whether a backward pass is running from losses that `on_backward` has seen.
         is_weighted: whether one is running from several numbers, weighted by the loop.
         is_by_record: whether the loss at hand holds one loss per record.
@@ -306,16 +487,31 @@ class OperationTrace(ValueEscapeTracking):
     def __init__(
         self, records: int, on_backward: Callable[["OperationTrace", int], None], carried: CrossBatchState | None = None
     ) -> None:
-        super().__init__(records, CrossBatchState() if carried is None else carried)
+        self.records = records
+        self.is_open = True
         self.is_passing = self.is_weighted = self.is_by_record = False
         self.outside: Reading = "rows"
+        self._carried = CrossBatchState() if carried is None else carried
         self._on_backward = on_backward
+        self._calls: list[TracedCall] = []
+        self._slots = self._places = 0
         self._inputs: list[int] = []
         self._outsiders = ExternalTensors(records, self._new_slot)
+        # By slot: the node of autograd that made the value, and the memory it lies in.
         self._nodes: dict[int, object] = {}
         self._memory: dict[int, int] = {}
+        self._read: list[tuple[int, float]] = []
+        # Where values first left for other libraries, and where a number was first read.
+        self._escaped: int | None = None
+        self._disclosed: int | None = None
 
-    # --- noting --------------------------------------------------------------------------------------------------
+    def _next_place(self) -> int:
+        self._places += 1
+        return self._places
+
+    def _new_slot(self) -> int:
+        self._slots += 1
+        return self._slots - 1
 
     def inputs(self, batch: object, *, padded: Collection[int] = ()) -> object:
         """The batch as taped tensors; its tensors are the first inputs of a replay.
@@ -340,66 +536,71 @@ class OperationTrace(ValueEscapeTracking):
         self.loss = None
         self._nodes.clear()
 
-    def note_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
-        """Note what a module is called on, and return its place: a replay gives (args, kwargs) there."""
+    # --- calls of torch ------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        tensors: Sequence[Tensor],
+    ) -> object:
+        """Call a function of torch, note the call, and return its result as taped tensors.
+
+        Args:
+            function: what is called.
+            args: positional arguments.
+            kwargs: arguments by name.
+            tensors: all tensors among the arguments, in order.
+        """
         with not_noting():
-            given = list(tensors_in((args, dict(kwargs))))
-            slot = self._new_slot()
-            self._calls.append(
-                TracedCall(
-                    function=_arguments,
-                    args=map_values(self._noted, args),
-                    kwargs=map_values(self._noted, dict(kwargs)),
-                    results=(slot,),
-                    place=self._next_place(),
-                    grad_enabled=torch.is_grad_enabled(),
-                    autocast=None,
-                    is_number=True,
-                    is_broken=any(self._is_broken(tensor) for tensor in given),
-                )
-            )
-        return slot
-
-    def begin(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """A call begins: what it writes to is looked at before."""
-        for target in self._outside_targets(function, args, kwargs):
-            self._outsider(target).begin_write()
-
-    def _outside_targets(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> list[Tensor]:
-        """Tensors from outside into which the call writes values of the batch."""
-        targets = [one for one in declared_targets(function, args, kwargs) if not isinstance(one, TracedTensor)]
-        given = tensors_in((args, dict(kwargs))) if targets else ()
-        tells = any(one.keeps_values for one in given if isinstance(one, TracedTensor))
-        return targets if tells else []
+            if self.is_open:
+                for target in self._outside_targets(function, kwargs, tensors):
+                    self._outsider(target).begin_write()
+            return self._note(function, args, kwargs, with_public_divisor(function, args, kwargs), tensors)
 
     def note(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
-        """Note a call and return its result as taped tensors."""
+        """Note a call that was made already, as of the module, and return its result as taped tensors."""
         with not_noting():
-            if not any(True for _ in tensors_in(result)) and result is not None:
-                return self._note_value(function, args, kwargs, result)
-            targets = self._written_to(function, args, kwargs)
-            if not self.is_open:
-                taped = map_tensors(self._wrap, result)
-                self._remember(taped)
-                return taped
-            return self._note_call(function, args, kwargs, result, targets)
+            return self._note(function, args, kwargs, result, list(tensors_in((args, kwargs))))
 
-    def _written_to(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    def _note(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+        tensors: Sequence[Tensor],
+    ) -> object:
+        if result is not None and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            return self._note_value(function, args, kwargs, result)
+        for target in self._outside_targets(function, kwargs, tensors):
+            self._write_to(target)
+        if not self.is_open:
+            taped = map_tensors(self._wrap, result)
+            self._remember(tensors_in(taped))
+            return taped
+        return self._note_call(function, args, kwargs, result, tensors)
+
+    @staticmethod
+    def _outside_targets(
+        function: Callable[..., object], kwargs: Mapping[str, object], tensors: Sequence[Tensor]
     ) -> list[Tensor]:
-        """What the call has changed in place; a tensor from outside then holds values of the batch."""
-        for target in self._outside_targets(function, args, kwargs):
-            if self.is_open:
-                found = self._outsider(target)
-                found.slot = self._new_slot() if found.slot is None else found.slot
-                self._memory[found.slot] = storage_address(target)
-                found.end_write()
-            self._carried.write(target)
-        return declared_targets(function, args, kwargs)
+        """Tensors from outside into which the call writes values of the batch."""
+        targets = declared_targets(function, tensors, kwargs.get("out"))
+        tells = targets and any(one.keeps_values for one in tensors if isinstance(one, TracedTensor))
+        return [one for one in targets if not isinstance(one, TracedTensor)] if tells else []
+
+    def _write_to(self, target: Tensor) -> None:
+        """A tensor from outside was changed in place, and holds values of the batch."""
+        if self.is_open:
+            found = self._outsider(target)
+            found.slot = self._new_slot() if found.slot is None else found.slot
+            self._memory[found.slot] = storage_address(target)
+            found.end_write()
+        self._carried.write(target)
 
     def _note_call(
         self,
@@ -407,38 +608,72 @@ class OperationTrace(ValueEscapeTracking):
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
         result: object,
-        targets: list[Tensor],
+        tensors: Sequence[Tensor],
     ) -> object:
-        given = list(tensors_in((args, dict(kwargs))))
-        device = given[0].device.type if given else "cpu"
-        noted = map_values(self._noted, self._with_rows_counted(function, args)), map_values(self._noted, dict(kwargs))
-        broken = any(self._is_broken(tensor) for tensor in given if all(tensor is not target for target in targets))
+        name = getattr(function, "__name__", "")
+        targets = declared_targets(function, tensors, kwargs.get("out"))
+        device = tensors[0].device.type if tensors else "cpu"
+        noted = self._noted_all(self._with_rows_counted(function, args), kwargs)
+        broken = any(self._is_broken(tensor) for tensor in tensors if all(tensor is not target for target in targets))
         taped = map_tensors(self._wrap, result)
-        self._remember(taped)
-        sized = has_data_dependent_size(function, args, kwargs)
-        for tensor in tensors_in(taped):
-            if isinstance(tensor, TracedTensor):
-                tensor.keeps_values = tensor.keeps_values and getattr(function, "__name__", "") not in _SHAPES_ONLY
-                tensor.sized_by_values = tensor.sized_by_values or sized
+        made = [tensor for tensor in tree_leaves(taped) if isinstance(tensor, TracedTensor)]
+        self._remember(made)
+        sized = noted.is_sized or has_data_dependent_size(function, tensors, len(args) + len(kwargs))
+        for tensor in made:
+            tensor.keeps_values = tensor.keeps_values and name not in _SHAPES_ONLY
+            tensor.sized_by_values = tensor.sized_by_values or sized
         # An argument that was changed in place has another node now.
-        for tensor in [*tensors_in(taped), *(given if targets else ())]:
+        for tensor in [*made, *(tensors if targets else ())]:
             slot = self._slot_of(tensor)
             if slot is not None:
                 self._nodes[slot] = tensor.grad_fn
+        self._write_down(
+            function,
+            noted,
+            results=[slot for tensor in made if (slot := self._slot_of(tensor)) is not None],
+            grad_enabled=torch.is_grad_enabled(),
+            autocast=(device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+            writes=storage_address(targets[0]) if targets else None,
+            is_broken=broken,
+            is_number=False,
+        )
+        return taped
+
+    def _write_down(
+        self,
+        function: Callable[..., object],
+        noted: "_Noted",
+        *,
+        results: Sequence[int],
+        grad_enabled: bool = False,
+        autocast: tuple[str, torch.dtype] | None = None,
+        writes: int | None = None,
+        is_number: bool = True,
+        is_broken: bool = False,
+    ) -> None:
         self._calls.append(
             TracedCall(
                 function=function,
-                args=noted[0],
-                kwargs=noted[1],
-                results=tuple(slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None),
+                args=noted.args,
+                kwargs=noted.kwargs,
+                leaves=tuple(noted.leaves),
+                results=tuple(results),
                 place=self._next_place(),
-                grad_enabled=torch.is_grad_enabled(),
-                autocast=(device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
-                writes=storage_address(targets[0]) if targets else None,
-                is_broken=broken,
+                grad_enabled=grad_enabled,
+                autocast=autocast,
+                writes=writes,
+                is_number=is_number,
+                is_broken=is_broken,
             )
         )
-        return taped
+
+    def note_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
+        """Note what a module is called on, and return its place: a replay gives (args, kwargs) there."""
+        with not_noting():
+            slot, noted = self._new_slot(), self._noted_all(args, kwargs)
+            broken = any(self._is_broken(tensor) for tensor in tensors_in((args, kwargs)))
+            self._write_down(_arguments, noted, results=[slot], grad_enabled=torch.is_grad_enabled(), is_broken=broken)
+        return slot
 
     def _with_rows_counted(self, function: Callable[..., object], args: tuple[object, ...]) -> tuple[object, ...]:
         """Arguments of an indexing in which plain numbers 0, 1, … up to the last of a dimension are noted as all of it.
@@ -453,24 +688,11 @@ class OperationTrace(ValueEscapeTracking):
             if part is None or part is Ellipsis or _is_mask(part) or place >= tensor.dim():
                 break
             if _is_all_of(part, tensor.size(place)):
-                slot = self._new_slot()
-                self._calls.append(
-                    TracedCall(
-                        function=_all_of,
-                        args=(self._noted(tensor), place),
-                        kwargs={},
-                        results=(slot,),
-                        place=self._next_place(),
-                        grad_enabled=False,
-                        autocast=None,
-                        is_number=True,
-                    )
-                )
-                parts[place] = ValueRef(slot)
+                parts[place] = ValueRef(self._write_down_number(_all_of, (tensor, place)))
         return (tensor, tuple(parts) if isinstance(index, tuple) else parts[0], *args[2:])
 
-    def _remember(self, results: object) -> None:
-        for tensor in tensors_in(results):
+    def _remember(self, results: Iterable[Tensor]) -> None:
+        for tensor in results:
             if isinstance(tensor, TracedTensor) and not (tensor.dim() and tensor.size(0) == self.records):
                 self._carried.remember(without_trace(tensor))
 
@@ -515,6 +737,19 @@ class OperationTrace(ValueEscapeTracking):
             return False
         return tensor.grad_fn is not (None if slot is None else self._nodes.get(slot))
 
+    def _noted_all(self, args: object, kwargs: Mapping[str, object]) -> "_Noted":
+        """How the arguments of a call stand on the tape."""
+        leaves: list[object] = []
+        sized: list[bool] = []
+
+        def noted(leaf: object) -> object:
+            if isinstance(leaf, TaintedInt):
+                sized.append(not leaf.counts)
+            leaves.append(self._noted(leaf))
+            return leaves[-1]
+
+        return _Noted(map_values(noted, args), map_values(noted, kwargs), leaves, any(sized))
+
     def _noted(self, value: object) -> object:
         if isinstance(value, TracedTensor) and value.tape is self:
             return ValueRef(value.slot)
@@ -533,7 +768,91 @@ class OperationTrace(ValueEscapeTracking):
             return StaleValue()
         return value if found.slot is None else ValueRef(found.slot)
 
-    # --- backward ------------------------------------------------------------------------------------------------
+    # --- numbers, truth, and values that leave torch ----------------------------------------------------------------
+
+    def _note_value(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+    ) -> object:
+        name = getattr(function, "__name__", "")
+        owner = getattr(getattr(function, "__self__", None), "__name__", "")
+        counted = name in {"size", "numel", "nelement"} or owner == "shape"
+        first = args[0] if args else None
+        if counted and isinstance(first, Tensor):
+            return self._note_size(first, args[1:], kwargs, result, name)
+        if name == "__len__" and getattr(first, "sized_by_values", False):
+            # len() gives a bare number.
+            self._escape()
+            self.read(float(len(without_trace(first))))  # pyright: ignore[reportArgumentType]
+        elif name in _TRUTHS or (name == "item" and isinstance(result, bool)):
+            self.decide(counts=False)
+        elif name in _NUMBERS and isinstance(result, float | int):
+            self.read(result)
+        elif name in _ESCAPES:
+            self._escape()
+        elif name == "item":
+            self._disclose()
+            return self.note_number(function, args, result)
+        return result
+
+    def _escape(self) -> None:
+        self._escaped = self._next_place() if self._escaped is None else self._escaped
+
+    def _disclose(self) -> None:
+        self._disclosed = self._next_place() if self._disclosed is None else self._disclosed
+
+    def _note_size(
+        self,
+        tensor: Tensor,
+        given: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+        name: str,
+    ) -> object:
+        """Sizes in which the records have a part, by their number or by values: they take other values in a replay."""
+        if not counts_rows(tensor, self.records):
+            return result
+        varies = getattr(tensor, "sized_by_values", False)
+        if isinstance(result, torch.Size):
+            places = range(len(result) if varies else 1)
+            noted = [self.note_number(size_at, (tensor, place), result[place], counts=not varies) for place in places]
+            return torch.Size((*noted, *result[len(noted) :]))  # pyright: ignore[reportArgumentType]
+        if name == "size":
+            place = given[0] if given else kwargs.get("dim")
+            if varies:
+                return self.note_number(size_at, (tensor, place), result)
+            is_first = place in {0, -tensor.dim()}
+            return self.note_number(record_rows, (tensor,), result, counts=True) if is_first else result
+        return self.note_number(Tensor.numel, (tensor,), result, counts=not varies)
+
+    def note_number(
+        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
+    ) -> object:
+        """Note a computation whose result is a number."""
+        if isinstance(result, float):
+            self._carried.tell(float.__pos__(result))
+        if not self.is_open:
+            return result if counts else tainted(result, self, None)
+        with not_noting():
+            slot = self._write_down_number(function, args)
+        return tainted(result, self, slot, counts=counts)
+
+    def _write_down_number(self, function: Callable[..., object], args: tuple[object, ...]) -> int:
+        slot = self._new_slot()
+        self._write_down(function, self._noted_all(args, {}), results=[slot])
+        return slot
+
+    def decide(self, *, counts: bool) -> None:
+        """A comparison is being made: refused in the loop's own code, unless it is about sizes."""
+        if self.is_open and not counts:
+            _check_no_branching()
+
+    def read(self, value: float) -> None:
+        """The bare number is being read."""
+        _check_no_metric_scheduler()
+        self._disclose()
+        # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
+        if self.is_open and value not in {-1.0, 0.0, 1.0, 2.0}:
+            self._read.append((self._next_place(), float(value)))
 
     def backward(
         self,
@@ -563,86 +882,62 @@ class OperationTrace(ValueEscapeTracking):
         finally:
             self.is_passing = self.is_weighted = self.is_by_record = False
 
-    @property
-    def has_bound_rows(self) -> bool:
-        """Whether a tensor from outside has as many rows as there are records, and they may not be those of records."""
-        return any(one.rowed and not one.is_free for one in self._outsiders)
+    # --- looking -------------------------------------------------------------------------------------------------
 
-    def outside_shapes(self) -> Hashable:
-        """The shapes of all tensors from outside that are as long as there are records."""
-        return tuple(one.value.shape for one in self._outsiders if one.rowed or one.column is not None)
+    def look(self, value: int, *, by_chance: Callable[[], bool]) -> LookedAt:
+        """How the value at a place was made, once for each backward pass: everything that a proof of it holds for.
 
-    def outside_readings(self) -> list[Reading]:
-        """How tensors from outside may be read, the likeliest first."""
-        return self._outsiders.readings()
+        Args:
+            value: the place of a loss, or of arguments of the module.
+            by_chance: whether random numbers were drawn for the batch outside the module.
 
-    def outside_inputs(self) -> tuple[Tensor, ...]:
-        """The structure, with no rows, of the inputs that did not come with the batch."""
-        return tuple(one.value[:0] for one in self._outsiders.inputs(self.outside))
+        Raises:
+            CoupledRecords: the value depends on an earlier batch, or on values read from the batch.
+            NonPrivateStep: a part of it can't be followed.
+        """
+        calls = self._needed_for([value])
+        self._check(calls)
+        rows = self._rows_from_outside(calls, by_chance)
+        names: dict[int, int] = {slot: -place - 1 for place, slot in enumerate(self._inputs)}
+        for call in calls:
+            for slot in call.results:
+                names.setdefault(slot, len(names))
+        late = [call for call in calls if self._escaped is not None and call.place > self._escaped]
+        bare = [number for call in late for number in call.numbers()]
+        if self.may_leave:
+            used = {id(leaf): leaf for call in calls for leaf in call.leaves if isinstance(leaf, Tensor)}
+            bare += [float(value) for leaf in used.values() for value in _few_values(leaf)]
+        numbers = [leaf for call in calls for leaf in call.leaves if _is_number(leaf)]
+        return LookedAt(
+            form=(names.get(value), *(call.form(names) for call in calls)),
+            rows=rows,
+            late=tuple(bare),
+            numbers=tuple(float(leaf.detach() if isinstance(leaf, Tensor) else leaf) for leaf in numbers),
+        )
 
-    def rows_from_outside(self, wanted: int, *, by_chance: Callable[[], bool]) -> Hashable:
+    def _rows_from_outside(self, calls: Sequence[TracedCall], by_chance: Callable[[], bool]) -> Hashable:
         """Look at the tensors from outside with as many rows as there are records: whose rows are they?
 
         Rows that are all alike, or were before the batch was written into them, or are drawn by chance within the
         batch, may belong to records. Others follow from the place in the batch, from other records, or from nothing
         that is known: they may stand for themselves, as a table does whose size fits by chance, and a replay shows
         whether they do.
-
-        Args:
-            wanted: the place of a value.
-            by_chance: whether random numbers were drawn for the batch outside the module.
-
-        Returns:
-            What was found of each that the value depends on: a proof is one for the same.
         """
         rowed = [one for one in self._outsiders if one.rowed and not one.counts_records()]
         filled = [one for one in self._outsiders if one.column is not None and not one.rowed]
         if not rowed and not filled:
             return ()
-        used = {
-            leaf.number for call in self._needed_for([wanted]) for leaf in call.inputs() if isinstance(leaf, ValueRef)
-        }
+        used = {leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, ValueRef)}
         rowed = [one for one in rowed if one.slot in used]
         for one in rowed:
             one.is_free = one.has_free_rows() or by_chance()
         found = [True if one.is_free else (one.value.shape, one.value.dtype) for one in rowed]
         return (*found, *(one.is_filled() for one in filled if one.slot in used))
 
-    def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:
-        """What leads to the loss, without values; and the constants in it that may have been made from bare values."""
-        names: dict[int, int] = {slot: -place - 1 for place, slot in enumerate(self._inputs)}
-        calls = self._needed_for([loss])
+    def _check(self, calls: Sequence[TracedCall]) -> None:
+        """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the tape."""
         for call in calls:
-            for slot in call.results:
-                names.setdefault(slot, len(names))
-        late = [call for call in calls if self._escaped is not None and call.place > self._escaped]
-        numbers = [number for call in late for number in call.numbers()]
-        if self.may_leave:
-            used = {id(leaf): leaf for call in calls for leaf in call.inputs() if isinstance(leaf, Tensor)}
-            numbers += [float(value) for leaf in used.values() for value in _few_values(leaf)]
-        return (names.get(loss), *(call.form(names) for call in calls)), tuple(numbers)
-
-    def numbers(self, loss: int) -> tuple[float, ...]:
-        """All constants in what leads to the loss, those in tensors of one number among them."""
-        leaves = [leaf for call in self._needed_for([loss]) for leaf in call.inputs()]
-        return tuple(float(leaf.detach() if isinstance(leaf, Tensor) else leaf) for leaf in leaves if _is_number(leaf))
-
-    def keep_constants(self) -> None:
-        """Tell what is carried from batch to batch which tensors a proved loss was made with."""
-        for one in self._outsiders:
-            if one.slot is None:
-                self._carried.keep_constant(one.value)
-
-    def check(self, loss: int) -> None:
-        """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the tape.
-
-        Raises:
-            CoupledRecords: the loss depends on an earlier batch, or on values read from the batch.
-            NonPrivateStep: a part of the loss can't be followed.
-        """
-        for call in self._needed_for([loss]):
-            inputs = list(call.inputs())
-            if any(isinstance(leaf, StaleValue) for leaf in inputs):
+            if any(isinstance(leaf, StaleValue) for leaf in call.leaves):
                 raise CoupledRecords(
                     "loss must be made of one batch, got a tensor or number of an earlier batch (a moving average, a "
                     "center, a hidden state, a queue), or one that was written to before. What is kept from records to "
@@ -650,14 +945,14 @@ class OperationTrace(ValueEscapeTracking):
                     "gives on public records."
                 )
             if call.is_broken and call.grad_enabled:
-                raise _outside_graph_error() if self._has_outside_graph(inputs) else untraceable_loss_error()
+                raise _outside_graph_error() if self._has_outside_graph(call.leaves) else untraceable_loss_error()
             read = {value for place, value in self._read if place < call.place}
-            if read.intersection(call.numbers()):
+            if read and read.intersection(call.numbers()):
                 raise CoupledRecords(
                     "loss must be made of tensors, got a number that was read from the batch (float(), int()). Keep it "
                     "a tensor, or use a public constant."
                 )
-            self._check_outside(inputs)
+            self._check_outside(call.leaves)
 
     def _has_outside_graph(self, inputs: Sequence[object]) -> bool:
         """Whether a tensor from outside the batch has a graph to what is no private parameter: another module's."""
@@ -690,6 +985,31 @@ class OperationTrace(ValueEscapeTracking):
                     "read (.item(), float(), numpy, lists): it may have been computed from other records. Stay with "
                     "tensors up to the loss, compute metrics after it, or make targets and weights in the data set."
                 )
+
+    @property
+    def has_bound_rows(self) -> bool:
+        """Whether a tensor from outside has as many rows as there are records, and they may not be those of records."""
+        return any(one.rowed and not one.is_free for one in self._outsiders)
+
+    def outside_shapes(self) -> Hashable:
+        """The shapes of all tensors from outside that are as long as there are records."""
+        return tuple(one.value.shape for one in self._outsiders if one.rowed or one.column is not None)
+
+    def outside_readings(self) -> list[Reading]:
+        """How tensors from outside may be read, the likeliest first."""
+        return self._outsiders.readings()
+
+    def outside_inputs(self) -> tuple[Tensor, ...]:
+        """The structure, with no rows, of the inputs that did not come with the batch."""
+        return tuple(one.value[:0] for one in self._outsiders.inputs(self.outside))
+
+    def keep_constants(self) -> None:
+        """Tell what is carried from batch to batch which tensors a proved loss was made with."""
+        for one in self._outsiders:
+            if one.slot is None:
+                self._carried.keep_constant(one.value)
+
+    # --- replaying -----------------------------------------------------------------------------------------------
 
     def replay(self, loss: int, inputs: Sequence[Tensor], *, records: int) -> Tensor:
         """Run the calls that the loss at place `loss` depends on, on other inputs.
@@ -735,10 +1055,19 @@ class OperationTrace(ValueEscapeTracking):
         for call in reversed(self._calls):
             if needed.intersection(call.results) or call.writes in memory:
                 kept.append(call)
-                slots = [leaf.number for leaf in call.inputs() if isinstance(leaf, ValueRef)]
+                slots = [leaf.number for leaf in call.leaves if isinstance(leaf, ValueRef)]
                 needed.update(slots)
                 memory.update(self._memory[slot] for slot in slots if slot in self._memory)
         return kept[::-1]
+
+
+class _Noted(NamedTuple):
+    """Arguments as they stand on a tape; `is_sized` says that a number read from values is among them."""
+
+    args: object
+    kwargs: object
+    leaves: list[object]
+    is_sized: bool
 
 
 def _is_mask(part: object) -> bool:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sordino.errors import NonPrivateStep
-from sordino.training.probing.torch_modes import with_public_divisor
 from sordino.training.pytree import tensors_in
 
 __all__ = [
@@ -58,14 +57,20 @@ class Notes(Protocol):
     is_open: bool
     records: int
 
-    def begin(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """A call begins; `note` follows."""
+    def call(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        tensors: Sequence[Tensor],
+    ) -> object:
+        """Call a function of torch on arguments with these tensors, note the call and return its result, taped."""
         ...
 
     def note(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
-        """Note a call and return its result as taped tensors."""
+        """Note a call that was made and return its result as taped tensors."""
         ...
 
     def backward(
@@ -109,7 +114,8 @@ class TracedTensor(Tensor):
             return func(*(without_trace(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
         if name == "__deepcopy__":
             return _copied(args)
-        tapes = [tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TracedTensor)]
+        tensors = list(tensors_in((args, kwargs)))
+        tapes = [tensor.tape for tensor in tensors if isinstance(tensor, TracedTensor)]
         # Results of an earlier batch's tensors still belong to that batch.
         tape = next((tape for tape in tapes if tape.is_open), tapes[0] if tapes else None)
         if tape is None:
@@ -122,11 +128,7 @@ class TracedTensor(Tensor):
                 "gradients must reach the module as the loss makes them, got register_hook on a tensor of the loop: a "
                 "hook may mix the gradients of records. Clipping by record makes clipping here needless."
             )
-        with not_noting():
-            if tape.is_open:
-                tape.begin(func, args, kwargs)
-            result = with_public_divisor(func, args, kwargs)
-        return tape.note(func, args, kwargs, result)
+        return tape.call(func, args, kwargs, tensors)
 
 
 def _backward(

@@ -1,0 +1,484 @@
+"""What a loop carries past the gradient, from batch to step and from one batch to the next.
+
+Three ways, and who looks at them: tensors of a batch themselves (their tags), memory that a batch was written into and
+copies of its results (`CrossBatchState`), and the settings, state and parameters that a step reads besides the gradient
+(`OptimizerSettingsWatch`). A tensor that did not come with a batch carries no notes: what is written into it in place
+(``counts[c] = …``, ``queue[i] = …``) would look like a constant ever after, and so would a copy that torch makes
+without asking, as ``torch.tensor(x.mean(0))`` does.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+
+from sordino.errors import CoupledRecords, NonPrivateStep
+from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt, TracedTensor
+from sordino.training.probing.snapshots import readable_fingerprint
+from sordino.training.pytree import tensors_in, tree_leaves
+
+__all__ = [
+    "FIRST_BATCHES",
+    "CrossBatchState",
+    "OptimizerSettingsWatch",
+    "Place",
+    "batch_tag",
+    "compares_values",
+    "counts_records",
+    "is_public",
+    "is_uninformative",
+    "mark_public",
+    "storage_address",
+    "tag_batch",
+    "texts_in",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where a tensor comes from: the batch that the loader gave last, an earlier one, or elsewhere.
+#
+# A batch's own tensors carry a mark, so that a tensor of an earlier batch is known. What torch makes of them is on the
+# batch's tape.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Place = tuple[int, int]
+"""(step, chunk) of the batch that a tensor belongs to."""
+
+_TAG = "_sordino_chunk"
+_PUBLIC = "_sordino_public"
+
+
+def tag_batch(batch: object, place: Place) -> None:
+    """Mark the batch's own tensors with their place."""
+    for tensor in tensors_in(batch):
+        setattr(tensor, _TAG, place)
+
+
+def batch_tag(tensor: Tensor) -> Place | None:
+    """The place of the batch that `tensor` is known to belong to, None when nothing is known."""
+    return getattr(tensor, _TAG, None)
+
+
+def mark_public(batch: object) -> None:
+    """Mark tensors as made without private records."""
+    for tensor in tensors_in(batch):
+        setattr(tensor, _PUBLIC, True)
+
+
+def is_public(tensor: Tensor) -> bool:
+    """Whether it was marked as made without private records."""
+    return getattr(tensor, _PUBLIC, False) is True
+
+
+def texts_in(batch: object) -> dict[int, object]:
+    """Everything in a batch that is neither a tensor nor a number, by identity."""
+    return {id(leaf): leaf for leaf in tree_leaves(batch) if not isinstance(leaf, Tensor | int | float | None)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What values show.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Where the tensor's memory begins; views of one tensor have it in common."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0  # No memory of its own: then it could lie in any.
+
+
+def counts_records(value: Tensor) -> bool:
+    """Whether it is 0, 1, 2, …: positions of records, which say nothing about them."""
+    integer = not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype != torch.bool
+    return value.dim() == 1 and integer and bool((value == torch.arange(len(value), device=value.device)).all())
+
+
+def is_uninformative(value: Tensor) -> bool:
+    """Whether it holds 0, 1, 2, …, or nothing but zeros or nothing but ones."""
+    return counts_records(value) or bool((value == 0).all()) or bool((value == 1).all())
+
+
+# The module's values are compared in this many first batches, and then whenever their number is a power of two.
+FIRST_BATCHES = 3
+
+
+def compares_values(batches: int) -> bool:
+    """Whether the module's values are compared in a batch that comes after this many."""
+    return batches < FIRST_BATCHES or batches & (batches - 1) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a loop carries in tensors without notes: memory it wrote to, copies of results, and constants.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# From this many memories on, those that are gone are forgotten; then again at twice what is left.
+_FORGET = 256
+# So many results, and numbers read, are remembered; larger results than these are not looked for.
+_RESULTS, _LARGEST = 512, 4096
+# A number with so few binary digits may be met by chance.
+_SHORT = 2.0**12
+_LONG = (torch.float32, torch.float64)
+
+
+class CrossBatchState:
+    """Memories that a loop wrote values of its batches to, and tensors that stayed as they were; none is kept alive.
+
+    Args:
+        module: the private module, whose parameters and buffers may not be written to; or None.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self._module = module
+        self._written: dict[int, StorageWeakRef] = {}
+        self._limit = self._most = _FORGET
+        self._constants: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+        self._results: deque[Tensor] = deque(maxlen=_RESULTS)
+        self._numbers: deque[float] = deque(maxlen=_RESULTS)
+
+    def write(self, tensor: Tensor) -> None:
+        """Values of a batch were written into `tensor`.
+
+        Raises:
+            CoupledRecords: it is a part of the module.
+        """
+        if self._module is not None:
+            _check_not_part_of(self._module, storage_address(tensor))
+        memory = _memory(tensor)
+        if memory is None:
+            return
+        self._written[memory.cdata] = memory
+        if len(self._written) > self._limit:
+            self._written = {key: value for key, value in self._written.items() if not value.expired()}
+            self._limit = max(_FORGET, 2 * len(self._written))
+
+    def was_written(self, tensor: Tensor) -> bool:
+        """Whether values of a batch were written into the memory of `tensor`."""
+        memory = _memory(tensor) if self._written else None
+        return memory is not None and memory.cdata in self._written
+
+    def is_left(self) -> bool:
+        """Whether some memory that was written to is still there: what is made of it carries no notes either."""
+        return any(not memory.expired() for memory in self._written.values())
+
+    def keep_constant(self, tensor: Tensor) -> None:
+        """Remember a tensor of a proved loss: unchanged in a later batch, it holds nothing of that batch."""
+        self._constants[id(tensor)] = (ref(tensor), tensor._version)
+        if len(self._constants) > self._most:
+            self._constants = {key: held for key, held in self._constants.items() if held[0]() is not None}
+            self._most = max(_FORGET, 2 * len(self._constants))
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether it was there in an earlier batch and torch did not change it since."""
+        reference, version = self._constants.get(id(tensor), (None, -1))
+        return reference is not None and reference() is tensor and tensor._version == version
+
+    def remember(self, result: Tensor) -> None:
+        """A small result was computed from a batch."""
+        if result.dtype.is_floating_point and 0 < result.numel() <= _LARGEST:
+            self._results.append(result.detach().flatten().clone())
+
+    def tell(self, number: float) -> None:
+        """A number was computed from a batch."""
+        if math.isfinite(number) and number * _SHORT != round(number * _SHORT):
+            self._numbers.append(number)
+
+    def is_told(self, number: float) -> bool:
+        """Whether `number` was read from a batch, or is a result of one that consists of one number."""
+        if not math.isfinite(number) or number * _SHORT == round(number * _SHORT):
+            return False
+        # A device would have to be waited for.
+        single = (result for result in self._results if result.numel() == 1 and result.device.type == "cpu")
+        return number in self._numbers or any(result.item() == number for result in single)
+
+    def is_copy(self, tensor: Tensor) -> bool:
+        """Whether `tensor` holds a result of this batch or of one not long ago, or a number that was read from it."""
+        if tensor.dtype not in _LONG or not 0 < tensor.numel() <= _LARGEST or is_uninformative(tensor):
+            return False
+        values = tensor.detach().flatten()
+        # What anybody might write down, one half or 0.75, is met by chance.
+        if bool((values * _SHORT == (values * _SHORT).round()).all()):
+            return False
+        if any(_are_equal(result, values) for result in self._results if result.numel() == values.numel()):
+            return True
+        if not self._numbers:
+            return False
+        known = torch.tensor(list(self._numbers), dtype=torch.float64, device=values.device).to(values.dtype)
+        return bool(torch.isin(values, known).any())
+
+
+def _are_equal(result: Tensor, values: Tensor) -> bool:
+    return result.device == values.device and torch.equal(result.to(values.dtype), values)
+
+
+def _memory(tensor: Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _check_not_part_of(module: nn.Module, place: int) -> None:
+    held = [*module.named_parameters(), *module.named_buffers()]
+    names = sorted(name for name, tensor in held if place and storage_address(tensor) == place)
+    if names:
+        raise CoupledRecords(
+            f"{', '.join(names)} must not be written to by the loop, got values of the batch: what a module stores "
+            "of records is released without noise. Use a public constant, or compute it on public records."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a step reads besides the gradient: settings and state of the optimizer, parameters, buffers.
+#
+# Between a batch and its step nothing of it may change, since nobody can tell what a new value was made of; from one
+# step to the next batch it may, but not to what came from a batch.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_PRIVATE = (TaintedFloat, TaintedInt, TracedTensor)
+# What an optimizer's setting or a tensor is known by, without reading a tensor's values.
+_Known = list[object]
+
+
+class OptimizerSettingsWatch:
+    """Watches an optimizer and what it trains, from batch to step and on to the next.
+
+    Args:
+        optimizer: the user's.
+        carried: memories that values of a batch were written to, and results of batches.
+    """
+
+    def __init__(self, optimizer: Optimizer, carried: CrossBatchState) -> None:
+        self._optimizer, self._carried = optimizer, carried
+        # Where the module holds its parameters and buffers: a dictionary, and a name in it.
+        self._places: list[tuple[dict[str, Tensor | None], str]] = []
+        self._seen: _Known | None = None
+        self._state: _Known = []
+        self._memory: list[object] | None = None
+        # Fingerprints of the same tensors, in batches in which values are compared; writing .data goes past all else.
+        self._bits: list[Tensor | None] | None = None
+        self._batches = 0
+        self._numbers: list[float] = []
+        # Records of the last two batches; −log of the chance that settings changed as they did by accident.
+        self._rows, self._evidence = (0, 0), 0.0
+
+    def watch(self, module: nn.Module | None) -> None:
+        """Watch the parameters and buffers of `module` from the next batch on; of None, none."""
+        parts = () if module is None else module.modules()
+        held = [vars(part)[kind] for part in parts for kind in ("_parameters", "_buffers")]
+        self._places = [(tensors, name) for tensors in held for name in tensors]
+        self._memory = self._bits = None
+
+    def check_unchanged(self, *, begins: bool, rows: int) -> None:
+        """A part with `rows` records comes; `begins` says that it is the first of a logical batch.
+
+        Raises:
+            NonPrivateStep: something changed since the part before.
+            CoupledRecords: something holds what came from a batch.
+        """
+        self._refuse_private()
+        now = _settings(self._optimizer)
+        if not begins and now != self._seen:
+            raise NonPrivateStep(
+                "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
+                "Step schedulers after the last part only: if loader.is_last_microbatch: scheduler.step()."
+            )
+        if begins:
+            if self._seen is not None and now != self._seen:
+                self._refuse_told()
+            self._refuse_counts(now, rows)
+        self._seen, self._state = now, _state(self._optimizer)
+        memory = _memory_of(self._places)
+        if self._memory is not None:
+            self._refuse_copies(self._memory, memory)
+        self._memory = memory
+        if begins:
+            self._bits = _fingerprints(self._places) if compares_values(self._batches) else None
+            self._batches += 1
+
+    def check(self) -> None:
+        """Before a step: all is as it was when the part came.
+
+        Raises:
+            NonPrivateStep: something changed.
+            CoupledRecords: something holds what came from a batch.
+        """
+        self._refuse_private()
+        for what, before, now in (
+            ("the optimizer's settings", self._seen, _settings(self._optimizer)),
+            ("the optimizer's state", self._state, _state(self._optimizer)),
+            ("parameters and buffers", self._memory, _memory_of(self._places)),
+        ):
+            if before is not None and before != now:
+                raise _changed(what)
+        if self._bits is not None and any(_changed_places(self._bits, _fingerprints(self._places))):
+            raise _changed("parameters and buffers")
+
+    def check_hooks(self, gradients: Sequence[Tensor | None]) -> None:
+        """After hooks that may change the private gradient: they changed no settings, and wrote nothing of a batch.
+
+        Raises:
+            NonPrivateStep: a setting changed.
+            CoupledRecords: a gradient, a setting or the state holds what came from a batch.
+        """
+        self._refuse_private()
+        if any(
+            isinstance(held, TracedTensor) or self._carried.was_written(held) for held in gradients if held is not None
+        ):
+            raise _private("gradients")
+        if self._seen is not None and self._seen != _settings(self._optimizer):
+            raise _changed("the optimizer's settings")
+
+    def stepped(self) -> None:
+        """The optimizer has taken its step: what changed by it is released."""
+        self._memory = _memory_of(self._places)
+        self._bits = None if self._bits is None else _fingerprints(self._places)
+
+    def _refuse_private(self) -> None:
+        """Refuse settings and state that carry a batch's notes, or lie in memory that a batch was written to."""
+        for value in _values(self._optimizer):
+            if isinstance(value, _PRIVATE) or (isinstance(value, Tensor) and self._carried.was_written(value)):
+                raise _private("the optimizer's settings and state")
+
+    def _refuse_copies(self, before: list[object], now: list[object]) -> None:
+        """Refuse a parameter or buffer that the loop set to a result of a batch since the step."""
+        bits = self._bits
+        written = repeat(False) if bits is None else _changed_places(bits, _fingerprints(self._places))
+        for (tensors, name), old, new, is_written in zip(self._places, before, now, written, strict=False):
+            tensor = tensors.get(name)
+            if (old != new or is_written) and tensor is not None and self._carried.is_copy(tensor):
+                raise _private("parameters and buffers")
+
+    def _refuse_told(self) -> None:
+        """Refuse settings that are a number read from a batch; a device would have to be waited for."""
+        groups = ({**group, "params": ()} for group in self._optimizer.param_groups)
+        for value in (leaf for group in groups for whole in group.values() for leaf in _leaves(whole)):
+            single = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
+            number = value.item() if single and isinstance(value, Tensor) else value
+            if isinstance(number, float) and self._carried.is_told(number):
+                raise _private("the optimizer's settings")
+
+    def _refuse_counts(self, settings: _Known, rows: int) -> None:
+        """A setting that changes again and again as the number of records did was made from it (``len(batch)``).
+
+        A Poisson batch of b records has about √(2πb) likely sizes, so a public schedule agrees with one in so many
+        batches: the batches that agree in a row are counted with these odds, and refused at 1 : 1000.
+        """
+        numbers = [float(value) for value in settings if isinstance(value, int | float)]
+        old, (older, last) = self._numbers, self._rows
+        self._numbers, self._rows = numbers, (last, rows)
+        # What was set after a step is seen with the next batch, and follows the batch before.
+        if not older or older == last or len(numbers) != len(old):
+            return
+        follows = any(
+            one != two and (_is_close(one * last, two * older) or _is_close(one * older, two * last))
+            for one, two in zip(old, numbers, strict=True)
+        )
+        self._evidence = self._evidence + math.log(2 * math.pi * max(older, last)) / 2 if follows else 0.0
+        if self._evidence > _ACCIDENT:
+            raise _private("the optimizer's settings")
+
+
+_ACCIDENT = math.log(1000)
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-9)
+
+
+def _changed(what: str) -> NonPrivateStep:
+    return NonPrivateStep(
+        f"{what} must not change between a batch and optimizer.step, got a change: what the new values were made of "
+        "can't be known, and they reach the parameters without clipping and noise. Make such changes (learning rate, "
+        "schedulers, limits on weights) after optimizer.step, before the next batch is taken."
+    )
+
+
+def _private(what: str) -> CoupledRecords:
+    return CoupledRecords(
+        f"{what} must not be made of private batches, got what came from one (a loss, a mean, the number of "
+        "records): it reaches the parameters without clipping and noise. Use constants, schedules fixed in advance, or "
+        "what public records give."
+    )
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _values(optimizer: Optimizer) -> Iterator[object]:
+    """Every setting and every entry of the state."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if name != "params":
+                yield from _leaves(value)
+    for state in optimizer.state.values():
+        yield from state.values() if isinstance(state, dict) else ()
+
+
+def _known(value: object) -> object:
+    """A tensor by its place and torch's count of changes, other objects than plain ones by their place."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return value if isinstance(value, int | float | str | None) else id(value)
+
+
+def _settings(optimizer: Optimizer) -> _Known:
+    return [
+        _known(value)
+        for group in optimizer.param_groups
+        for name, whole in group.items()
+        if name != "params"
+        for value in _leaves(whole)
+    ]
+
+
+def _state(optimizer: Optimizer) -> _Known:
+    return [
+        (name, _known(value))
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for name, value in state.items()
+        if isinstance(value, Tensor | int | float)
+    ]
+
+
+def _memory_of(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[object]:
+    return [_place_of(tensors.get(name)) for tensors, name in places]
+
+
+def _fingerprints(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[Tensor | None]:
+    held = [tensors.get(name) for tensors, name in places]
+    return [None if tensor is None else readable_fingerprint(tensor) for tensor in held]
+
+
+def _changed_places(before: Sequence[Tensor | None], now: Sequence[Tensor | None]) -> list[bool]:
+    """For each tensor whether its bits are others than before; what can't be read, or is elsewhere now, is not."""
+    pairs = zip(before, now, strict=True)
+    known = [old is not None and new is not None and old.device == new.device for old, new in pairs]
+    return [
+        is_known and not torch.equal(old, new)  # pyright: ignore[reportArgumentType]
+        for is_known, old, new in zip(known, before, now, strict=True)
+    ]
+
+
+def _place_of(tensor: Tensor | None) -> object:
+    if tensor is None:
+        return None
+    try:
+        return id(tensor), tensor.data_ptr(), tensor._version
+    except (RuntimeError, NotImplementedError):
+        return id(tensor), 0, tensor._version  # It has no memory of its own.
