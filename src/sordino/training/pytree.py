@@ -44,7 +44,7 @@ def _add_leaves(batch: object, found: list[object]) -> None:
         found.append(batch)
         return
     parts = batch if type(batch) in _PLAIN_SEQUENCES else container_items(batch).values()
-    for part in parts:  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+    for part in parts:  # pyright: ignore[reportGeneralTypeIssues]
         _add_leaves(part, found)
 
 
