@@ -2,11 +2,12 @@
 
     ./run experiment fashion-noise            train what is not finished yet, then draw
     ./run experiment fashion-noise --quick    the same grid on few records and steps, to see that it runs
+    ./run experiment fashion-noise --full     the sources' length, three seeds a point: hours, for a night
     ./run experiment fashion-noise --plan     only say how many cells there are and what ε each has
 
 A file `NAME.toml` beside this one says what is varied. [base] holds for every cell, [grid] (or each of several
 [[grids]]) is varied in all combinations, and cells that differ in `seed` alone are one point. [[panels]] are the axes
-of the picture.
+of the picture. [full] has what `--full` replaces: values of [base], the seeds of all grids, the note.
 Every finished cell is one line of `OUT/cells.jsonl`: a command that was cut off goes on from there, and a cell whose
 settings were changed is trained anew. The data are public. ε of a cell is what one run with its settings, fixed
 beforehand, would guarantee on private records; cells without clipping or without noise have no guarantee, and say so.
@@ -199,7 +200,8 @@ class Panel:
         x: a setting that is varied, "epoch", "epsilon" (of the cell), or "spent" (ε so far, while it is trained).
         y: accuracy, epsilon, noise_multiplier, seconds (of the processor) or memory (megabytes).
         lines: the setting that tells lines apart.
-        where: settings of the panel's cells; others that are varied have the value of [base]. "none" is no value.
+        where: settings of the panel's cells; others that are varied have the value of [base]. "none" is no value, "all"
+            every one.
         marks: values from elsewhere, each with x, y and words.
     """
 
@@ -234,22 +236,30 @@ class Experiment:
 
         def shows(cell: Cell) -> bool:
             for name, value in wanted.items():
-                if name not in cell.unused and getattr(cell, name) != (None if value == "none" else value):
+                other = getattr(cell, name) != (None if value == "none" else value)
+                if name not in cell.unused and value != "all" and other:
                     return False
             return True
 
         return tuple(cell for cell in self.cells if shows(cell))
 
 
-def read_experiment(path: Path, *, quick: bool = False) -> Experiment:
+def read_experiment(path: Path, *, quick: bool = False, full: bool = False) -> Experiment:
     """The experiment that a file declares; no data are read.
 
     Raises:
         InvalidArgument: a key, setting or value that is unknown or missing.
     """
     body = tomllib.loads(path.read_text(encoding="utf-8"))
-    _only(body, ("title", "note", "data", "base", "grid", "grids", "panels"), path.name)
+    _only(body, ("title", "note", "data", "base", "grid", "grids", "panels", "full"), path.name)
     base, grids = body["base"], body.get("grids") or [body["grid"]]
+    note = body.get("note", "")
+    if full:
+        longer = body.get("full", {})
+        _only(longer, ("note", "seed", *base), f"{path.name} [full]")
+        note = longer.get("note", note)
+        base = base | {name: value for name, value in longer.items() if name not in ("note", "seed")}
+        grids = [grid | {"seed": longer.get("seed", [0, 1, 2])} for grid in grids]
     panels = tuple(_build(Panel, table, f"{path.name} [[panels]] {table.get('title', '')}") for table in body["panels"])
     cells: dict[str, Cell] = {}
     for grid in grids:
@@ -265,7 +275,7 @@ def read_experiment(path: Path, *, quick: bool = False) -> Experiment:
     found = Experiment(
         name=path.stem,
         title=body["title"],
-        note=body.get("note", ""),
+        note=note,
         cells=tuple(cells.values()),
         axes=axes,
         base=held,
@@ -684,7 +694,7 @@ WORDS = {
     "batch_size": "expected batch size B",
     "target_epsilon": "target ε",
     "delta": "δ",
-    "pca": "principal components (0: all pixels)",
+    "pca": "principal components",
     "width": "hidden units",
     "epoch": "epochs",
     "spent": "ε spent so far",
@@ -746,10 +756,15 @@ def _draw_panel(axes, experiment: Experiment, panel: Panel, rows: Sequence[Row])
         lines.setdefault((row.cell.value(panel.lines) if panel.lines else None, row.cell.epsilon is None), []).append(
             row
         )
+    numbers = [(value, unprotected) for value, unprotected in lines if isinstance(value, float | int)]
+    order = [*sorted(numbers), *(line for line in lines if line not in numbers)]
+    lines = {line: lines[line] for line in order}
     colors = {value: place for place, value in enumerate(dict.fromkeys(value for value, _ in lines))}
     for (value, unprotected), members in lines.items():
         place = colors[value] % len(MARKERS)
-        label = _label(panel.lines, value) if panel.lines else members[0].cell.mode if unprotected else ""
+        label = _label(panel.lines, value) if panel.lines else ""
+        if not label and unprotected:
+            label = "not private" if members[0].cell.mode == "neither" else members[0].cell.mode
         style = {
             "color": METHOD_COLOURS[place],
             "marker": MARKERS[place],
@@ -774,6 +789,8 @@ def _draw_panel(axes, experiment: Experiment, panel: Panel, rows: Sequence[Row])
     elif panel.logarithmic:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.tick_params(axis="x", which="minor", labelbottom=False)
+    if panel.x == "epoch":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     heights = [value for row in rows if (value := row.mean(panel.y)) and math.isfinite(value)]
     if panel.y in ("epsilon", "seconds") and heights and max(heights) > 30 * min(heights):
         axes.set_yscale("log")
@@ -799,6 +816,8 @@ def _across(panel: Panel, row: Row, names: Sequence[str]) -> float | None:
     if panel.x in ("epoch", "spent"):
         return None
     value = row.cell.epsilon if panel.x == "epsilon" else row.cell.value(panel.x)
+    if panel.x == "pca" and not value:
+        return None  # no components: a line across, not a point at the left end
     return None if value is None else float(names.index(_shown(value))) if names else float(value)
 
 
@@ -819,8 +838,12 @@ def _draw_points(axes, panel: Panel, rows: Sequence[Row], style: dict, names: Se
         )
     for place, row in placed:
         if place is None and (mean := row.mean(panel.y)) is not None:
+            pixels = panel.x == "pca" and row.cell.mode == "private"
+            look = {"color": COLORS["soft"], "linestyle": (0, (1, 2)), "label": "all pixels, no components"}
             axes.axhline(
-                scale * mean, color=style["color"], linestyle=style["linestyle"], linewidth=1.4, label=style["label"]
+                scale * mean,
+                linewidth=1.4,
+                **(look if pixels else {name: style[name] for name in ("color", "linestyle", "label")}),
             )
 
 
@@ -858,17 +881,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = sorted(path.stem for path in HERE.glob("*.toml"))
     parser = argparse.ArgumentParser(prog="./run experiment", description="A grid of trainings on public data.")
     parser.add_argument("name", choices=names, help="a file of experiments/")
-    parser.add_argument("--quick", action="store_true", help="few records and steps: to see that it runs")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help="few records and steps: to see that it runs")
+    length.add_argument("--full", action="store_true", help="the sources' length and three seeds: hours")
     parser.add_argument("--plan", action="store_true", help="only say how many cells there are and what ε each has")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, each on one thread")
     parser.add_argument("--out", type=Path, help="folder of the results; experiments/results/NAME if not given")
     asked = parser.parse_args(arguments)
-    experiment = read_experiment(HERE / f"{asked.name}.toml", quick=asked.quick)
+    experiment = read_experiment(HERE / f"{asked.name}.toml", quick=asked.quick, full=asked.full)
     print(f"{experiment.title}: {len(experiment.cells)} cells on public records")
     if asked.plan:
         print(markdown(experiment, collect_rows(experiment, {})))
         return 0
-    folder = asked.out or HERE / "results" / f"{asked.name}{'-quick' if asked.quick else ''}"
+    folder = asked.out or HERE / "results" / f"{asked.name}{'-quick' if asked.quick else '-full' if asked.full else ''}"
     rows = collect_rows(experiment, run_experiment(experiment, folder, jobs=asked.jobs))
     (folder / f"{asked.name}.md").write_text(markdown(experiment, rows), encoding="utf-8")
     text = json.dumps(document(experiment, rows), indent=1, ensure_ascii=False)

@@ -447,3 +447,14 @@ def test_a_small_epsilon_is_not_shown_as_zero():
     )
     assert result.exit_code == 0
     assert "0.00000" not in result.stdout
+
+
+def test_the_picture_of_an_account_has_strong_composition_where_it_is_defined():
+    from sordino.cli.plots import _published_composition
+    from sordino.events import Gaussian, Laplace, PoissonSampled, SelfComposed
+
+    run = SelfComposed(event=PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0)), count=10_000)
+    series = _published_composition(run, [100, 10_000], 1e-5)
+    assert [count for count, _ in series] == [100, 10_000]
+    assert round(series[1][1], 2) == 9.34
+    assert _published_composition(SelfComposed(event=Laplace(noise_multiplier=1.0), count=3), [1, 3], 1e-5) == []

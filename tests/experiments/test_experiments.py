@@ -250,9 +250,13 @@ def test_the_command_draws_and_goes_on_where_it_was_cut_off(tmp_path):
 
 
 def test_every_file_is_read_quickly_and_in_full_and_its_picture_is_on_the_page(run):
-    assert len(FILES) == 10
+    assert len(FILES) == 11
     for path in FILES:
         full, quick = run.read_experiment(path), run.read_experiment(path, quick=True)
+        longer = run.read_experiment(path, full=True)
+        assert {cell.seed for cell in longer.cells} == {0, 1, 2}
+        assert len(longer.cells) == 3 * len({replace(cell, seed=0) for cell in full.cells})
+        assert max(cell.steps for cell in longer.cells) >= max(cell.steps for cell in full.cells)
         assert {cell.records for cell in full.cells} == {60_000}
         assert max(cell.steps for cell in quick.cells) <= 5
         assert max(cell.records for cell in quick.cells) <= 6000
@@ -275,3 +279,38 @@ def test_the_plan_touches_no_data(run, monkeypatch, capsys):
         run.main(["--help"])
     for option in set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}:
         assert option in PAGE
+
+
+def test_the_full_form_replaces_base_and_seeds_and_knows_no_other_key(run, tmp_path):
+    (tmp_path / "small.toml").write_text(TEXT + '[full]\nepochs = 20\nnote = "longer"\n')
+    full = run.read_experiment(tmp_path / "small.toml", full=True)
+    assert {cell.steps for cell in full.cells} == {120}
+    assert {cell.seed for cell in full.cells} == {0, 1, 2}
+    assert (full.note, run.read_experiment(tmp_path / "small.toml").note) == ("longer", "")
+    (tmp_path / "small.toml").write_text(TEXT + "[full]\nepoch = 20\n")
+    with pytest.raises(InvalidArgument, match="epoch"):
+        run.read_experiment(tmp_path / "small.toml", full=True)
+
+
+def test_a_panel_can_show_a_model_without_privacy_and_lines_stand_in_order(run, tmp_path):
+    text = TEXT.replace("[1.0, 500.0]", "[500.0, 1.0]").replace(
+        'x = "epoch"\nlines = "mode"', 'x = "epoch"\nlines = "noise_multiplier"\nwhere = { mode = "all" }'
+    )
+    experiment = parse(run, tmp_path, text.replace('"noise without clipping", "clipping without noise", ', ""))
+    assert {cell.mode for cell in experiment.cells_of(experiment.panels[1])} == {"private", "neither"}
+    curve = ((1.0, 0.5, 0.4, 0.1), (2.0, 0.6, 0.5, 0.2))
+    result = run.Result(accuracy=0.5, epsilon=1.0, curve=curve, seconds=1.0, memory=None)
+    rows = run.collect_rows(experiment, {cell.key: result for cell in experiment.cells})
+    run.draw(experiment, rows, tmp_path / "small.svg")
+    shown = (tmp_path / "small.svg").read_text()
+    places = [shown.index(f"<!-- {label} -->") for label in ("σ = 1", "σ = 500", "not private: no guarantee")]
+    assert places == sorted(places)
+
+
+def test_all_pixels_are_a_line_and_no_point_at_zero_components(run):
+    panel = run.Panel(x="pca")
+    settings = {"data": "mnist", "records": 60_000, "noise_multiplier": 4.0, "batch_size": 600, "steps": 5}
+    rows = [
+        run.Row(cell=run.Cell(**settings, learning_rate=0.1, pca=pca), results=(), missing=1) for pca in (0, 10, 60)
+    ]
+    assert [run._across(panel, row, []) for row in rows] == [None, 10.0, 60.0]
