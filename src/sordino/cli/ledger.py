@@ -396,7 +396,7 @@ def _bar(share: float, length: int = _BAR) -> Text:
 def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for column in ("data set", "budget", "policy", "spent", "left", ""):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column != "data set", overflow="fold")
     for document in documents:
         budget, left = _part(document, "budget"), _part(document, "left")
         share = float(str(left["fraction"]))
@@ -412,9 +412,9 @@ def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
 
 
 def _lines(entries: "Sequence[LedgerEntry]", costs: "Mapping[Event, float | None]") -> RenderableType:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for column in ("", "when", "who", "what", "ε alone", "event", "note"):
-        table.add_column(column, no_wrap=column != "event")
+        table.add_column(column, no_wrap=column in {"", "ε alone"}, overflow="fold")
     for entry in entries:
         what = f"{entry.kind} {entry.reservation}".strip()
         alone = costs.get(entry.event)

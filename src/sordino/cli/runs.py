@@ -100,7 +100,10 @@ def list_runs(
     found, broken = _found(folder)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "data", "model", "state", "ε", "δ", "steps", "accuracy"):
-        table.add_column(name, justify="right" if name in {"ε", "δ", "steps", "accuracy"} else "left")
+        number = name in {"ε", "δ", "steps", "accuracy"}
+        table.add_column(
+            name, justify="right" if number else "left", no_wrap=number or name == "state", overflow="fold"
+        )
     for one in found:
         accuracy = one.metrics.get("test_accuracy")
         table.add_row(
@@ -148,9 +151,9 @@ def compare_runs(
     names = list(dict.fromkeys(name for column in columns for name in column))
     differing = [name for name in names if len({column.get(name, "") for column in columns}) > 1]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for one in found:
-        table.add_column(Text(one.path.name), justify="right")
+        table.add_column(Text(one.path.name, overflow="fold"), justify="right", overflow="fold")
     for name in differing:
         table.add_row(
             *(Text(words) for words in (name.replace("_", " "), *(column.get(name, "") for column in columns)))
