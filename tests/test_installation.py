@@ -186,3 +186,18 @@ def test_an_import_opens_few_modules(module, most):
     code = f"import sys, {module}; print(sum(name.partition('.')[0] == 'sordino' for name in sys.modules))"
     opened = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
     assert 0 < opened <= most
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["account --sample-rate 0.01 --noise-multiplier 4 --steps 10 --delta 1e-5", "explain samplers", "runs list"],
+)
+def test_the_command_line_alone_needs_no_other_extra(words, tmp_path):
+    # typer brings rich and pydantic along.
+    with_cli = BLOCKED.replace("'rich', ", "").replace("'typer', ", "").replace("'pydantic', ", "")
+    code = f"sys.argv = 'sordino {words}'.split()\nfrom sordino.cli import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", with_cli + code], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

@@ -111,7 +111,7 @@ for violation in report.violations:
 # %% [markdown]
 # ## Exercises
 # 1. Run the first audit again. Why is the bound another one, and which may you state?
-# 2. With `lying` noise of 0.9 instead of a quarter: do bound, checks, or neither notice?
+# 2. Let `lying` have 0.9 of the noise instead of a quarter. Does the bound notice?
 #
 # Do not release a model that was audited: it was trained with canaries. **Next:** [bounds and their
 # assumptions](../auditing.md) · [attacks](../attacks.md)

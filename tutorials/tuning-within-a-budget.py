@@ -14,7 +14,9 @@ from sordino.tuning import recommend_settings
 
 adult = data.load_dataset("adult")
 X, y = adult.train.features, adult.train.labels
-print(recommend_settings(dataset_size=len(y), num_parameters=105 * 2, target_epsilon=1.0, delta=1e-5))
+settings = recommend_settings(dataset_size=len(y), num_parameters=105 * 2, target_epsilon=1.0, delta=1e-5)
+for name in ("batch_size", "steps", "max_grad_norm", "noise_multiplier"):
+    print(f"{name:17} {getattr(settings, name)}")
 
 # %% [markdown]
 # ## The wrong way, and its price
@@ -41,7 +43,7 @@ from sordino.tuning import LogUniform, PrivateRandomSearch, Uniform
 
 model = LogisticRegression(data_norm=13**0.5, classes=(0, 1), method="dp-gd", dataset_size=30_000)
 space = {"learning_rate": LogUniform(1.0, 256.0), "max_grad_norm": Uniform(0.05, 1.0)}
-search = PrivateRandomSearch(model, space, epsilon=1.0, delta=1e-5).fit(X, y)
+search = PrivateRandomSearch(model, space, mean=8, epsilon=1.0, delta=1e-5).fit(X, y)
 print(search.guarantee_.describe())
 print("settings of the best trial:", {name: round(value, 3) for name, value in search.best_params_.items()})
 print(f"accuracy on public test records: {search.score(adult.test.features, adult.test.labels):.1%}")

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from sordino.cli.console import Output, finite, heading, key_value_table
 from sordino.definitions import Guarantee, format_upper_bound
-from sordino.report import compute_utility, describe_figures
 from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ def evaluate_run(
     test = dataset.test
     if test is None or not len(test) or not test_is_public:
         return {}
+    from sordino.report import compute_utility
+
     found = compute_utility(
         probabilities(model, test), test.labels, public=test_is_public, groups=subgroups_of(dataset, test)
     )
@@ -334,6 +335,8 @@ def render_metrics(metrics: Mapping[str, Metric]) -> RenderableType:
     if metrics.get("test_accuracy") and _learned_nothing(metrics):
         words = "Not above the commonest label: this accuracy is reached without learning."
         blocks.append(Text(words, style="yellow"))
+    from sordino.report import describe_figures
+
     return Group(*blocks, key_value_table(describe_figures(metrics)))
 
 
