@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> float:
     step = PrivateStep(GradientCapture(model), plan, rng)
 
     for number in range(plan.steps):
-        batch = plan.sampling.draw(dataset_size=len(x), step=number, rng=rng)
+        batch = plan.sampler.draw(dataset_size=len(x), step=number, rng=rng)
         for chunk in split_into_microbatches(batch, step=number, microbatch_size=256):
             rows = torch.from_numpy(chunk.indices)
             with step.capturing(chunk):

@@ -488,7 +488,7 @@ def train_unclipped(cell: Cell, model: nn.Module, train: Pair, on_step: Callable
     optimizer = SGD(parameters, lr=cell.learning_rate)
     schedule = _schedule(cell, optimizer)
     stddev = plan.mechanism.stddev if cell.mode == "noise without clipping" else 0.0
-    batches = cell.plan.sampling.batches(dataset_size=len(train[1]), first_step=0, steps=cell.steps, rng=rng)
+    batches = cell.plan.sampler.batches(dataset_size=len(train[1]), first_step=0, steps=cell.steps, rng=rng)
     for step, indices in enumerate(batches):
         optimizer.zero_grad(set_to_none=False)
         for chunk in torch.from_numpy(indices).split(CHUNK):

@@ -19,14 +19,17 @@ from typing import TypeAlias
 import numpy as np
 
 from sordino import checks
-from sordino.events import Event, PoissonSampled
-from sordino.randomness import KeyedRNG
+from sordino.errors import InvalidArgument
+from sordino.events import Event, PoissonSampled, RandomAllocation, SampledWithoutReplacement, SampledWithReplacement
+from sordino.randomness import KeyedRNG, RandomStream
 
 __all__ = [
     "CyclicPoissonSampling",
     "FixedBatchSampling",
+    "FixedSizeSampling",
     "Microbatch",
     "PoissonSampling",
+    "RandomAllocationSampling",
     "Sampler",
     "ScheduledPoissonSampling",
     "ShuffledSampling",
@@ -304,8 +307,188 @@ class FixedBatchSampling:
         return np.arange(step % self.steps_per_epoch, dataset_size, self.steps_per_epoch, dtype=np.int64)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeSampling:
+    """Each batch has `batch_size` records, drawn uniformly from `dataset_size` without or with replacement.
+
+    Guarantee: a step that is ``event`` on its batch is ``SampledWithoutReplacement(dataset_size, batch_size, event)``,
+    or ``SampledWithReplacement(…)``, on the data set, under replace-one and zero-out: neighbors have the same number
+    of records, which is public. Batches of different steps are independent. With replacement a record that was drawn
+    k times counts k times, as k records.
+
+    Args:
+        dataset_size: number of records N ≥ 1 that batches are drawn from, public.
+        batch_size: records b ≥ 1 in every batch; at most N without replacement.
+        with_replacement: whether a record may be drawn several times.
+
+    References:
+        Balle, Barthe, Gaboardi 2018, theorems 9 and 10; Wang, Balle, Kasiviswanathan 2019.
+    """
+
+    dataset_size: int
+    batch_size: int
+    with_replacement: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integer(1, dataset_size=self.dataset_size)
+        checks.integer(1, batch_size=self.batch_size)
+        if not self.with_replacement and self.batch_size > self.dataset_size:
+            raise InvalidArgument(
+                f"batch_size must be ≤ dataset_size ({self.dataset_size}), got {self.batch_size}. Draw fewer records."
+            )
+
+    def describe(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        how = "with" if self.with_replacement else "without"
+        return f"fixed-size sampling {how} replacement, {self.batch_size} of {self.dataset_size}"
+
+    def event(self, event: Event) -> Event:
+        """The event on the whole data set of a step that is `event` on its batch."""
+        sampled = SampledWithReplacement if self.with_replacement else SampledWithoutReplacement
+        return sampled(dataset_size=self.dataset_size, sample_size=self.batch_size, event=event)
+
+    def num_charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps: once a step."""
+        return steps
+
+    def check_dataset_size(self, dataset_size: int) -> None:
+        """Refuse a data set of another size: the rate of draws would be another one.
+
+        Raises:
+            InvalidArgument: it differs.
+        """
+        if dataset_size != self.dataset_size:
+            raise InvalidArgument(
+                f"dataset_size must be the number of records (or units) that batches are drawn from, {dataset_size}, "
+                f"got {self.dataset_size} in the plan. Make the plan for this data set."
+            )
+
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
+        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
+
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
+        """Sorted int64 indices, shape (batch_size,), of the records in batch `step`.
+
+        Without replacement: the first b distinct values of a sequence of uniform ones are a uniform b-subset. Of more
+        than half of the records the ones left out are drawn instead.
+        """
+        self.check_dataset_size(checks.integer(0, dataset_size=dataset_size))
+        stream = rng.stream("fixed size", step=step)
+        if self.with_replacement:
+            return np.sort(_uniform_below(stream, dataset_size, self.batch_size))
+        rest = dataset_size - self.batch_size
+        if rest < self.batch_size:
+            left_out = np.zeros(dataset_size, dtype=bool)
+            left_out[_distinct_below(stream, dataset_size, rest)] = True
+            return np.flatnonzero(~left_out).astype(np.int64)
+        return np.sort(_distinct_below(stream, dataset_size, self.batch_size))
+
+
+def _uniform_below(stream: RandomStream, bound: int, count: int) -> np.ndarray:
+    """`count` independent uniform int64 in [0, `bound`), exactly: words beyond the last multiple of it are redrawn."""
+    largest = np.uint64(2**64 - 1 - 2**64 % bound)
+    parts, missing = [np.empty(0, dtype=np.int64)], count
+    while missing:
+        words = stream.integers64(missing)
+        words = words[words <= largest]
+        parts.append((words % np.uint64(bound)).astype(np.int64))
+        missing -= len(words)
+    return np.concatenate(parts)
+
+
+def _distinct_below(stream: RandomStream, bound: int, count: int) -> np.ndarray:
+    """The first `count` distinct values of a sequence of uniform ones in [0, `bound`), for count ≤ bound / 2."""
+    drawn = _uniform_below(stream, bound, 2 * count)
+    while True:
+        values, first = np.unique(drawn, return_index=True)
+        if len(values) >= count:
+            return values[np.argsort(first, kind="stable")[:count]]
+        drawn = np.concatenate([drawn, _uniform_below(stream, bound, count)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomAllocationSampling:
+    """In each epoch every record joins `participations` of `steps_per_epoch` batches, chosen uniformly by itself.
+
+    One participation is balls in bins: each record falls into one batch of the epoch. Batch sizes are random, secret.
+
+    Guarantee: an epoch whose every step is one ``event`` on its batch is
+    ``RandomAllocation(steps_per_epoch, participations, 1, event)`` on the data set under every relation, with
+    amplification for Gaussians under add-or-remove-one and zero-out. A broken-off epoch costs a whole one; what follows
+    it begins another.
+
+    Args:
+        steps_per_epoch: number of batches an epoch, ≥ 1.
+        participations: batches of an epoch that a record joins, in [1, steps_per_epoch].
+
+    References:
+        Chua et al. 2025, "Balls-and-bins sampling for DP-SGD"; Feldman, Shenfeld 2025.
+    """
+
+    steps_per_epoch: int
+    participations: int = 1
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
+        checks.integer(1, participations=self.participations)
+        if self.participations > self.steps_per_epoch:
+            raise InvalidArgument(
+                f"participations must be ≤ steps_per_epoch ({self.steps_per_epoch}), got {self.participations}. Use "
+                "fewer participations."
+            )
+
+    def describe(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        if self.participations == 1:
+            return f"balls in bins, {self.steps_per_epoch} batches an epoch"
+        return f"random allocation to {self.participations} of {self.steps_per_epoch} batches an epoch"
+
+    def event(self, event: Event) -> Event:
+        """The event on the whole data set of an epoch whose every step is `event` on its batch."""
+        return RandomAllocation(steps=self.steps_per_epoch, participations=self.participations, epochs=1, event=event)
+
+    def num_charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
+        """Sorted int64 indices of the records in batch `step`."""
+        return next(self.batches(dataset_size=dataset_size, first_step=step, steps=1, rng=rng))
+
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
+        """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
+        dataset_size = checks.integer(0, dataset_size=dataset_size)
+        epoch, order, borders = -1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        for step in range(first_step, first_step + steps):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                chosen = self._chosen(dataset_size, rng.stream("allocation", step=epoch))
+                order = np.argsort(chosen, axis=None, kind="stable") // self.participations
+                borders = np.searchsorted(np.sort(chosen, axis=None), np.arange(self.steps_per_epoch + 1))
+            place = step % self.steps_per_epoch
+            yield np.sort(order[borders[place] : borders[place + 1]]).astype(np.int64)
+
+    def _chosen(self, records: int, stream: RandomStream) -> np.ndarray:
+        """The batches of each record, shape (records, participations): Floyd's uniform subsets, one for each row."""
+        chosen = np.empty((records, self.participations), dtype=np.int64)
+        for taken in range(self.participations):
+            newest = self.steps_per_epoch - self.participations + taken
+            drawn = _uniform_below(stream, newest + 1, records)
+            is_taken = (chosen[:, :taken] == drawn[:, None]).any(axis=1)
+            chosen[:, taken] = np.where(is_taken, newest, drawn)
+        return chosen
+
+
 Sampler: TypeAlias = (
-    PoissonSampling | ScheduledPoissonSampling | ShuffledSampling | CyclicPoissonSampling | FixedBatchSampling
+    PoissonSampling
+    | ScheduledPoissonSampling
+    | ShuffledSampling
+    | FixedSizeSampling
+    | RandomAllocationSampling
+    | CyclicPoissonSampling
+    | FixedBatchSampling
 )
 
 

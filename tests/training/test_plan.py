@@ -40,9 +40,9 @@ def test_clipping_noise_and_event_follow_one_record():
 def test_events_count_steps_or_epochs():
     assert PLAN.event(3) == SelfComposed(event=PLAN.step_event(), count=3)
     assert PLAN.event(0) == NoOp()
-    assert PLAN.sampling == PoissonSampling(sample_rate=0.01)
+    assert PLAN.sampler == PoissonSampling(sample_rate=0.01)
     shuffled = replace(REPLACE, poisson_sampling=False)
-    assert shuffled.sampling == ShuffledSampling(steps_per_epoch=100)
+    assert shuffled.sampler == ShuffledSampling(steps_per_epoch=100)
     assert shuffled.event(250) == SelfComposed(event=Gaussian(noise_multiplier=4.0), count=3)
 
 

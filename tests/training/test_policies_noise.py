@@ -162,7 +162,7 @@ def test_an_abandoned_step_takes_its_noise_along():
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
 def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part(name, clipping):
     the_plan = plan(name, noise_multiplier=0.0, clipping=clipping)
-    sampler, features = the_plan.sampling, records(40)
+    sampler, features = the_plan.sampler, records(40)
     steps = {}
     for step in range(STEPS):
         indices = sampler.draw(dataset_size=40, step=step, rng=KeyedRNG(seed=1, reproducible=True))
@@ -224,7 +224,7 @@ def test_a_run_is_charged_for_exactly_its_mechanism(name, neighboring_relation, 
         assert event.noise_multiplier / event.sensitivity == pytest.approx(1.5)
     exact = accounting.epsilon(the_plan.mechanism.event(), 1e-5, neighboring_relation=neighboring_relation)
     assert result.guarantee.epsilon == pytest.approx(exact.upper, rel=1e-9)
-    assert result.guarantee.sampler == the_plan.sampling.describe()
+    assert result.guarantee.sampler == the_plan.sampler.describe()
     keep = "records keep their numbers when one is added or removed" in result.guarantee.caveats
     assert keep == (neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE)
     assert verify(tmp_path / "run").passed

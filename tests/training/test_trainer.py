@@ -70,7 +70,7 @@ def test_without_noise_fit_is_clip_sum_divide_step_record_by_record(sample_rate:
     expected = net().double()
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.7, momentum=0.9)
     for step in range(plan.steps):
-        indices = plan.sampling.draw(dataset_size=20, step=step, rng=seeded())
+        indices = plan.sampler.draw(dataset_size=20, step=step, rng=seeded())
         batch = tuple(tensor[torch.from_numpy(indices)] for tensor in data)
         gradients = oracles.per_record_gradients(expected, lambda m, r: F.cross_entropy(m(r[0]), r[1]), batch)
         sums = oracles.clipped_sum(gradients, plan.max_grad_norm)
@@ -281,7 +281,7 @@ def test_a_step_is_charged_before_one_of_its_records_is_read() -> None:
             order.append(step)
 
     plan = plan_of(steps=3)
-    drawn = [len(plan.sampling.draw(dataset_size=20, step=step, rng=seeded())) for step in range(3)]
+    drawn = [len(plan.sampler.draw(dataset_size=20, step=step, rng=seeded())) for step in range(3)]
     fit(net(), losses, Watched(), plan, transcript=Noted(), rng=seeded(), progress=False)
     assert all(drawn)
     assert order == [0, *["read"] * drawn[0], 1, *["read"] * drawn[1], 2, *["read"] * drawn[2]]

@@ -12,7 +12,7 @@ PAGES = ["training-options.md", "proofs/adaptive-clipping.md", "proofs/adaptive-
 def test_the_page_runs_from_top_to_bottom(capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "training-options.md").read_text(), re.MULTILINE | re.DOTALL)
     exec(compile("\n".join(blocks), "training-options.md", "exec"), {})
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     assert "cyclic Poisson sampling" in capsys.readouterr().out
 
 

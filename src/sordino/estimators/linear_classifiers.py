@@ -145,7 +145,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         mechanism = self._mechanism(loss, design, neighboring_relation, rng, 1.0 if curvature is None else _FIT_SHARE)
         check_one_target_per_record(y, len(records))
         sample_weights = _bounded_weights(sample_weight, self.max_sample_weight, len(records))
-        sampler = mechanism.plan.sampling.describe() if isinstance(mechanism, DPGradientDescent) else "none"
+        sampler = mechanism.plan.sampler.describe() if isinstance(mechanism, DPGradientDescent) else "none"
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
         self._charge(events, neighboring_relation=neighboring_relation, sampler=sampler)
         found = encode_labels(y, classes.tolist())

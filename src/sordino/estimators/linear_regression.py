@@ -119,7 +119,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         center = bounds[0] / 2 + bounds[1] / 2 if self.fit_intercept else 0.0
         half = max(bounds[1] - center, center - bounds[0])
         mechanism = self._mechanism(design, neighboring_relation, rng)
-        sampler = mechanism.plan.sampling.describe() if isinstance(mechanism, DPGradientDescent) else "none"
+        sampler = mechanism.plan.sampler.describe() if isinstance(mechanism, DPGradientDescent) else "none"
         self._charge(_events(mechanism), neighboring_relation=neighboring_relation, sampler=sampler)
         targets = scaled_targets(y, bounds, center=center, half=half)
         present = np.isfinite(targets)

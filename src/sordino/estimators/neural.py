@@ -364,7 +364,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], len(classes), rng)
         check_one_target_per_record(y, len(records))
-        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampling.describe())
+        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
         found = encode_labels(y, classes.tolist())
         losses = self.loss or _cross_entropy
         present = found >= 0
@@ -487,7 +487,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], 1, rng)
         check_one_target_per_record(y, len(records))
-        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampling.describe())
+        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
         targets = scaled_targets(y, bounds, center=center, half=half)
         present = np.isfinite(targets)
         chosen = self.loss or _squared

@@ -188,7 +188,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
             budget=shared, data_norm=1.0, columns=columns, neighboring_relation=neighboring_relation, rng=rng
         )
         self._charge(
-            [moments.event(), plan.event()], neighboring_relation=neighboring_relation, sampler=plan.sampling.describe()
+            [moments.event(), plan.event()], neighboring_relation=neighboring_relation, sampler=plan.sampler.describe()
         )
         found = encode_labels(y, classes.tolist())
         present = found >= 0

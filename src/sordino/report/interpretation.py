@@ -19,6 +19,7 @@ from sordino.events import (
     PoissonSampled,
     RandomAllocation,
     SampledWithoutReplacement,
+    SampledWithReplacement,
     SelfComposed,
     ShuffledEpochs,
     compose,
@@ -662,17 +663,24 @@ def _units(meta: Mapping[str, object], plan: Mapping[str, object], privacy_unit:
 
 
 def _sampling_fits(plan: Mapping[str, object], lines: list[TranscriptLine]) -> bool | None:
-    rate, poisson = plan.get("sample_rate"), plan.get("poisson_sampling", True)
+    rate, poisson, sampling = plan.get("sample_rate"), plan.get("poisson_sampling", True), plan.get("sampling")
     if not isinstance(rate, int | float):
         return None
-    return all(_drawn_as_planned(event, float(rate), poisson=bool(poisson)) for event in _distinct(lines))
+    return all(
+        _drawn_as_planned(event, float(rate), poisson=bool(poisson), sampling=sampling) for event in _distinct(lines)
+    )
 
 
-def _drawn_as_planned(event: Event, rate: float, *, poisson: bool) -> bool:
-    if isinstance(event, PoissonSampled):
-        return poisson and event.sample_rate <= rate
-    if isinstance(event, ShuffledEpochs):
-        return not poisson
+def _drawn_as_planned(event: Event, rate: float, *, poisson: bool, sampling: object) -> bool:
+    match event:
+        case PoissonSampled():
+            return poisson and event.sample_rate <= rate
+        case ShuffledEpochs():
+            return not poisson and sampling is None
+        case SampledWithoutReplacement() | SampledWithReplacement():
+            return sampling is not None and event.sample_size <= rate * event.dataset_size + 1e-6
+        case RandomAllocation():
+            return sampling == "balls_in_bins" and event.steps <= max(1, round(1 / rate))
     # Charged as if every record took part: right for full batches, and on the safe side otherwise.
     return True
 

@@ -94,16 +94,16 @@ class ChargeLog:
 def step_charge(plan: Plan, step: int, *, first: int = 0, repeats: bool = False) -> Event:
     """The event that is charged before `step` in a segment that starts at step `first`.
 
-    Under shuffled epochs the first step of an epoch is charged for all of it, and so is the first step of a segment: it
-    deals what is left of its epoch anew. Under correlated noise a run's charges hold for all its segments, unless steps
-    from `first` on were carried out before (`repeats`): then the segment's first step is charged for all that comes
-    again.
+    Under shuffled epochs and balls in bins the first step of an epoch is charged for all of it, and so is the first
+    step of a segment: it deals what is left of its epoch anew. Under correlated noise a run's charges hold for all its
+    segments, unless steps from `first` on were carried out before (`repeats`): then the segment's first step is charged
+    for all that comes again.
     """
     if plan.mechanism is not None:
         if not (repeats and plan.is_private):
             return plan.step_event(step)
         return plan.mechanism.branch_event(first) if step == first else NoOp()
-    charges = plan.sampling.num_charges
+    charges = plan.sampler.num_charges
     return plan.step_event(step) if step == first or charges(step + 1) > charges(step) else NoOp()
 
 
@@ -428,7 +428,7 @@ class PlannedCharges:
         self._first, self._repeats = step, repeats
 
     def charge(self, number: int, *, begins_epoch: bool = False) -> StepCharge:
-        """Charge step `number`; under shuffled epochs the first step of an epoch is charged for all of it."""
+        """Charge step `number`; where epochs are charged, the first step of one is charged for all of it."""
         del begins_epoch
         if self._adaptive is not None:
             return StepCharge(event=self._adaptive.charged_at(number), receipt=self._receipt)
@@ -454,6 +454,8 @@ class OpenCharges:
         adaptive: chooses each step's noise under a budget, or None.
         target: what `log` must stay within; None has no end.
         catch_up: adds to `log` what others have charged to the same run folder since.
+        by_number: whether batch n is the plan's n-th: an epoch of the sampler then begins where its number says so,
+            inside of a pass over the loader too, as after a checkpoint in the middle of one.
 
     Raises:
         BudgetExceeded: when it is made: `plan`, or its relation or unit, do not fit the ledger's account.
@@ -469,7 +471,9 @@ class OpenCharges:
         adaptive: AdaptiveBudgetRun | None = None,
         target: EpsilonTarget | None = None,
         catch_up: Callable[[], None] | None = None,
+        by_number: bool = False,
     ) -> None:
+        self._by_number = by_number
         self._plan, self._log, self._ledger, self._adaptive = plan, log, ledger, adaptive
         self._catch_up = catch_up
         self._epoch_steps, self._index_in_epoch = epoch_steps, 0
@@ -480,7 +484,7 @@ class OpenCharges:
         if ledger is not None:
             ledger.check_charge(plan.event() if adaptive is None else adaptive.event(), **declared)
         # Correlated noise is charged a cycle or a run ahead, as its plan says, whatever an epoch is.
-        self._every_batch = plan.poisson_sampling or plan.mechanism is not None
+        self._every_batch = not plan.charges_epochs or plan.mechanism is not None
         self._blocks = BlockCharger(ledger if adaptive is None else None, self._event_at, note="engine", **declared)
 
     def prepare(self) -> None:
@@ -491,12 +495,13 @@ class OpenCharges:
             self._budget_receipt = self._adaptive.charge_remaining(self._ledger)
 
     def charge(self, number: int, *, begins_epoch: bool) -> StepCharge:
-        """Charge batch `number`; under shuffled epochs the first batch of an epoch is charged for all of it.
+        """Charge batch `number`; where epochs are charged, the first batch of one is charged for all of it.
 
         Raises:
             BudgetExceeded: the batch does not fit the target or the ledger; nothing is charged.
         """
         is_planned = self._target is not None and number < self._plan.steps
+        begins_epoch = begins_epoch or (self._by_number and number % self._epoch_steps == 0)
         if not (self._every_batch or begins_epoch):
             self._index_in_epoch += 1
             return StepCharge(event=NoOp(), receipt=self._budget_receipt, is_planned=is_planned)

@@ -19,8 +19,10 @@ class Option(Enum):
     # The plan.
     ADAPTIVE_NORM = "a clipping norm that adapts"
     ADD_OR_REMOVE_ONE = "neighbors that add or remove one record"
+    BALLS_IN_BINS = "balls in bins"
     CORRELATED_NOISE = "correlated noise"
     ESTIMATED_NORMS = "clipping by estimated norms"
+    FIXED_SIZE = "batches of fixed size"
     LOSS_RELEASE = "released losses"
     REPLACE_ONE = "neighbors that replace one record"
     SCHEDULE = "a schedule"
@@ -129,6 +131,31 @@ EXCLUSIONS = (
         UnknownSampler,
     ),
     Exclusion(
+        Option.FIXED_SIZE,
+        (Option.ADD_OR_REMOVE_ONE,),
+        "sampling must be None",
+        "batches of fixed size are drawn from a public number of records, which must be that of both neighbors",
+        "Pass neighboring_relation='replace_one' (noise for twice the clipping norm) or 'replace_special', or sample "
+        "with Poisson sampling",
+        UnknownSampler,
+    ),
+    Exclusion(
+        Option.FIXED_SIZE,
+        (Option.SCHEDULE, Option.CORRELATED_NOISE, Option.ESTIMATED_NORMS),
+        "sampling must be None",
+        "its amplification is known for one Gaussian of the same noise and rate in every step",
+        "Sample with Poisson sampling, or give numbers and clip by exact norms",
+        UnknownSampler,
+    ),
+    Exclusion(
+        Option.BALLS_IN_BINS,
+        (Option.SCHEDULE, Option.CORRELATED_NOISE, Option.ESTIMATED_NORMS),
+        "sampling must be None",
+        "an epoch is charged as a whole, as one Gaussian in a step that nobody knows",
+        "Sample with Poisson sampling, or give numbers and clip by exact norms",
+        UnknownSampler,
+    ),
+    Exclusion(
         Option.ESTIMATED_NORMS,
         (Option.REPLACE_ONE,),
         "clipping must be by exact norms",
@@ -151,10 +178,17 @@ EXCLUSIONS = (
     ),
     Exclusion(
         Option.BUDGET,
-        (Option.CORRELATED_NOISE, Option.SHUFFLED),
+        (Option.CORRELATED_NOISE, Option.SHUFFLED, Option.BALLS_IN_BINS),
         "budget must be None",
         "steps are charged together, so none can be refused alone",
         "Use independent noise and Poisson sampling, or sample_rate=1",
+    ),
+    Exclusion(
+        Option.BUDGET,
+        (Option.FIXED_SIZE,),
+        "budget must be None",
+        "its batches are Poisson samples at the rate that was chosen",
+        "Use Poisson sampling, or sample_rate=1",
     ),
     Exclusion(
         Option.BUDGET,

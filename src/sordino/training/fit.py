@@ -304,6 +304,7 @@ def fit(
     else:
         units.check(plan)
         source, loss_fn = UnitSource(source, units), per_unit_loss(loss_fn)
+    plan.check_dataset_size(len(source))
     watched = get_diagnostics(diagnostics)
     model.to(performance.device)
     ranks.require_same(

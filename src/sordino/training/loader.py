@@ -102,7 +102,7 @@ def max_batch_size(plan: Plan, microbatch_size: int | None, *, records_each: int
     """
     steps = range(0, plan.steps, max(1, plan.steps // _LOOKED_AT)) if plan.is_scheduled else range(1)
     expected = max(plan.step_plan(step).expected_batch_size for step in (*steps, max(0, plan.steps - 1)))
-    spread = _DEVIATIONS * math.sqrt(expected) if plan.poisson_sampling else 0.0
+    spread = _DEVIATIONS * math.sqrt(expected) if plan.has_random_batch_size else 0.0
     most = max(1, math.ceil((expected + spread) * records_each / processes))
     return most if microbatch_size is None else min(most, microbatch_size)
 

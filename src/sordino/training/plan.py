@@ -41,7 +41,9 @@ from sordino.mechanisms.tensor_noise import idle_threads_ended
 from sordino.sampling import (
     CyclicPoissonSampling,
     FixedBatchSampling,
+    FixedSizeSampling,
     PoissonSampling,
+    RandomAllocationSampling,
     Sampler,
     ScheduledPoissonSampling,
     ShuffledSampling,
@@ -51,7 +53,7 @@ from sordino.training.correlated_noise import CorrelatedNoise, choose_noise
 from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.noisy_releases import LossRelease
 
-__all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "StepPlan", "tuned_process"]
+__all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "Sampling", "StepPlan", "tuned_process"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -307,6 +309,8 @@ _SCHEMA = 1
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
 _OBJECTS = ("clipping", "correlated_noise", "loss_release")
+Sampling = Literal["without_replacement", "with_replacement", "balls_in_bins"]
+"""How batches are drawn where they are neither Poisson samples nor shuffled epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +337,11 @@ class Plan:
             set; the guarantee then treats that size as public, and says so.
         poisson_sampling: False deals each epoch into round(1 / sample_rate) disjoint batches instead, and claims no
             amplification; not under add-or-remove-one, and not with schedules.
+        sampling: None draws as `poisson_sampling` says. "without_replacement" and "with_replacement" draw batches of
+            exactly sample_rate × dataset_size records, for neighbors that replace or zero out a record;
+            "balls_in_bins" lets each record fall into one of round(1 / sample_rate) batches of each epoch.
+        dataset_size: number of records, or of units, that batches of fixed size are drawn from; it is then public.
+            None, which it must be, with other samplers.
         clipping: how gradients are clipped to `max_grad_norm`, flat by default.
         correlated_noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws
             batches as its participation says, from record numbers that stay the same in neighboring data sets.
@@ -369,6 +378,8 @@ class Plan:
     privacy_unit: PrivacyUnit = PrivacyUnit.RECORD
     dataset_size_is_public: bool = False
     poisson_sampling: bool = True
+    sampling: Sampling | None = None
+    dataset_size: int | None = None
     clipping: Clipping = field(default_factory=FlatClipping)
     correlated_noise: CorrelatedNoise | None = None
     secure_mode: bool = False
@@ -390,13 +401,60 @@ class Plan:
                     f"{name} must be None or {kind.__name__}, got {type(value).__name__}. See sordino.training."
                 )
         checks.one_of((True, False), secure_mode=self.secure_mode)
+        self._settle_sampling()
         self.check_options()
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.step_plan(step)
         if self.correlated_noise is not None:
             # Batches that keep the noise's participation, or an exception that names it.
-            assert isinstance(self.sampling, CyclicPoissonSampling | FixedBatchSampling)
+            assert isinstance(self.sampler, CyclicPoissonSampling | FixedBatchSampling)
             assert self.mechanism is not None
+
+    def _settle_sampling(self) -> None:
+        """Make the fields that follow from `sampling` agree with it."""
+        if self.sampling is not None:
+            checks.one_of(get_args(Sampling), sampling=self.sampling, hint="See docs/training-options.md.")
+            object.__setattr__(self, "poisson_sampling", False)
+        if (self.dataset_size is not None) is not self.has_fixed_size:
+            needed = "the number of records" if self.has_fixed_size else "None"
+            raise InvalidArgument(
+                f"dataset_size must be {needed} with sampling={self.sampling!r}, got {self.dataset_size!r}. Only "
+                "batches of fixed size are drawn from a public number of records."
+            )
+        if self.dataset_size is None or isinstance(self.sample_rate, Schedule):
+            return
+        size = self.sample_rate * checks.integer(1, dataset_size=self.dataset_size)
+        if abs(size - round(size)) > 1e-6 or round(size) < 1:
+            raise InvalidArgument(
+                f"sample_rate must be batch size / dataset_size with sampling={self.sampling!r}, got "
+                f"{self.sample_rate!r}, which is {size:g} records. Pass sample_rate={max(1, round(size))} / "
+                f"{self.dataset_size}."
+            )
+        object.__setattr__(self, "dataset_size_is_public", True)
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every batch has the same number of records, drawn from a public number of them."""
+        return self.sampling in ("without_replacement", "with_replacement")
+
+    @property
+    def has_random_batch_size(self) -> bool:
+        """Whether the number of records in a batch is random, and secret."""
+        return self.poisson_sampling or self.sampling == "balls_in_bins"
+
+    @property
+    def charges_epochs(self) -> bool:
+        """Whether the steps of an epoch are charged together, before its first batch."""
+        return not (self.poisson_sampling or self.has_fixed_size)
+
+    def check_dataset_size(self, num_drawn_from: int) -> None:
+        """Refuse a data set of another size than batches of fixed size are planned for.
+
+        Raises:
+            InvalidArgument: it differs.
+        """
+        if isinstance(self.sampler, FixedSizeSampling):
+            self.sampler.check_dataset_size(num_drawn_from)
 
     def check_options(self, more: Collection[Option] = ()) -> None:
         """Refuse a plan whose options exclude each other, or one of `more`: how it is trained.
@@ -409,9 +467,12 @@ class Plan:
 
     def options(self) -> set[Option]:
         """What the plan has of the options that exclude each other."""
-        clipping, is_shuffled = self.clipping, not self.poisson_sampling and self.correlated_noise is None
+        clipping = self.clipping
+        is_shuffled = not self.poisson_sampling and self.sampling is None and self.correlated_noise is None
         has = {
             Option.ADAPTIVE_NORM: clipping.adapts,
+            Option.BALLS_IN_BINS: self.sampling == "balls_in_bins",
+            Option.FIXED_SIZE: self.has_fixed_size,
             Option.ADD_OR_REMOVE_ONE: self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE,
             Option.CORRELATED_NOISE: self.correlated_noise is not None,
             Option.ESTIMATED_NORMS: not clipping.exact_norms,
@@ -440,6 +501,8 @@ class Plan:
         privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
         dataset_size_is_public: bool = False,
         poisson_sampling: bool = True,
+        sampling: Sampling | None = None,
+        dataset_size: int | None = None,
         clipping: Clipping | None = None,
         noise_shape: Schedule | None = None,
         correlated_noise: CorrelatedNoise | Literal["auto"] | None = None,
@@ -462,6 +525,8 @@ class Plan:
             privacy_unit=privacy_unit,
             dataset_size_is_public=dataset_size_is_public,
             poisson_sampling=poisson_sampling,
+            sampling=sampling,
+            dataset_size=dataset_size,
             clipping=FlatClipping() if clipping is None else clipping,
             correlated_noise=None if correlated_noise == "auto" else correlated_noise,
             secure_mode=secure_mode,
@@ -533,7 +598,7 @@ class Plan:
         return None if self.correlated_noise is None else _mechanism(self)
 
     @property
-    def sampling(self) -> Sampler:
+    def sampler(self) -> Sampler:
         """The sampler, which knows its event."""
         if self.correlated_noise is not None:
             rate = self.step_plan(0).sample_rate
@@ -544,10 +609,20 @@ class Plan:
             return ScheduledPoissonSampling(rate=lambda step: self.step_plan(step).sample_rate)
         if self.poisson_sampling:
             return PoissonSampling(sample_rate=self.sample_rate)
-        return ShuffledSampling(steps_per_epoch=max(1, round(1 / self.sample_rate)))
+        if self.has_fixed_size:
+            assert self.dataset_size is not None
+            return FixedSizeSampling(
+                dataset_size=self.dataset_size,
+                batch_size=round(self.sample_rate * self.dataset_size),
+                with_replacement=self.sampling == "with_replacement",
+            )
+        steps_per_epoch = max(1, round(1 / self.sample_rate))
+        if self.sampling == "balls_in_bins":
+            return RandomAllocationSampling(steps_per_epoch=steps_per_epoch)
+        return ShuffledSampling(steps_per_epoch=steps_per_epoch)
 
     def step_event(self, step: int = 0) -> Event:
-        """The event that is charged before `step`: that step's under Poisson sampling, otherwise one epoch's.
+        """The event that is charged before `step`: that step's, or one epoch's with `charges_epochs`.
 
         Under correlated noise a cycle is charged before its first step, and a run without cycles before step 0.
         """
@@ -556,7 +631,11 @@ class Plan:
             return self._correlated_event(self.mechanism, step)
         if not self.is_private:
             return now.event
-        return PoissonSampling(sample_rate=now.sample_rate).event(now.event) if self.poisson_sampling else now.event
+        if self.poisson_sampling:
+            return PoissonSampling(sample_rate=now.sample_rate).event(now.event)
+        sampler = self.sampler
+        assert not isinstance(sampler, ScheduledPoissonSampling)
+        return sampler.event(now.event)
 
     def max_step_event(self) -> Event:
         """An event that costs at least as much as any one step: what a torn line of a transcript is taken for."""
@@ -571,7 +650,7 @@ class Plan:
         return replace(self, noise_multiplier=noise, sample_rate=rate).step_event()
 
     def _correlated_event(self, mechanism: CorrelatedGaussianMechanism, step: int) -> Event:
-        sampler = self.sampling
+        sampler = self.sampler
         if step % sampler.groups if isinstance(sampler, CyclicPoissonSampling) else step:
             return NoOp()
         if not self.is_private:
@@ -588,7 +667,7 @@ class Plan:
             return self.mechanism.event(steps) if private else NonPrivate(reason="noise_multiplier is 0")
         if self.is_scheduled:
             return compose([self.step_event(step) for step in range(steps)])
-        count = self.sampling.num_charges(steps)
+        count = self.sampler.num_charges(steps)
         return SelfComposed(event=self.step_event(), count=count) if count else NoOp()
 
     def guarantee(self, *, steps: int | None = None, caveats: tuple[str, ...] = ()) -> Guarantee:
@@ -606,7 +685,7 @@ class Plan:
             epsilon=spent.upper,
             delta=self.delta,
             accountant=spent.accountant,
-            sampler=self.sampling.describe(),
+            sampler=self.sampler.describe(),
             neighboring_relation=self.neighboring_relation,
             privacy_unit=self.privacy_unit,
             caveats=caveats,

@@ -364,6 +364,7 @@ class MakePrivateArguments:
                 adaptive=adaptive,
                 target=target,
                 catch_up=journal.catch_up if ranks.is_rank_zero else None,
+                by_number=max_steps is not None,
             )
         )
         entries = ranks.rank_zero_first(lambda: journal.model(number, plan, rng, adaptive))
@@ -390,10 +391,12 @@ class MakePrivateArguments:
         except BaseException:
             fields.remove()
             raise
+        reach = dataset_size_of(self.data_loader)
+        plan.check_dataset_size(len(reach) if self.units is None else self.units.num_units)
         try:
             loader = PrivateLoader(
                 self.data_loader,
-                sampling=plan.sampling if adaptive is None else Admitted(adaptive),
+                sampling=plan.sampler if adaptive is None else Admitted(adaptive),
                 steps=steps,
                 microbatch_size=microbatch_size,
                 rng=rng,
@@ -437,7 +440,7 @@ class MakePrivateArguments:
         def largest(step: int) -> int:
             now = at(step)
             mean = now.expected_batch_size if public is None else public * now.sample_rate
-            whole = batch_bound(mean, public) if plan.poisson_sampling else math.ceil(mean)
+            whole = batch_bound(mean, public) if plan.has_random_batch_size else math.ceil(mean)
             return math.ceil(whole / ranks.world_size)
 
         return largest
@@ -479,7 +482,7 @@ def engine_guarantee(
     epsilon, name = spent.upper, spent.accountant
     # Charges that were loaded without their plans say by themselves how batches were drawn.
     loaded = describe_sampling(charges.event()) if is_charged and not named else "none"
-    sampler = ", ".join(dict.fromkeys(plan.sampling.describe() for plan in named)) or loaded
+    sampler = ", ".join(dict.fromkeys(plan.sampler.describe() for plan in named)) or loaded
     if adaptive is not None:
         name, sampler = adaptive.accountant, adaptive.describe()
         caveats.append(FILTER_CAVEAT)

@@ -159,7 +159,7 @@ class PrivateRun:
         """Charge the next logical batch. A batch that is still open is abandoned: it stays charged.
 
         Args:
-            begins_epoch: whether a pass over the data begins with it; matters under shuffled epochs.
+            begins_epoch: whether a pass over the data begins with it; matters where epochs are charged.
             draw: draws its indices, once the budget has admitted it and before it is charged: reads no record.
 
         Returns:
@@ -209,9 +209,11 @@ class PrivateRun:
 
         Raises:
             NonPrivateStep: another loop took batches meanwhile.
+            InvalidArgument: batches of fixed size are planned for another number of units.
         """
+        self.plan.check_dataset_size(dataset_size)
         first, steps = self.next_step, self.plan.steps - self.next_step
-        draws = self.plan.sampling.batches(dataset_size=dataset_size, first_step=first, steps=steps, rng=self.rng)
+        draws = self.plan.sampler.batches(dataset_size=dataset_size, first_step=first, steps=steps, rng=self.rng)
         for number in range(first, self.plan.steps):
             if number != self.next_step:
                 raise NonPrivateStep(

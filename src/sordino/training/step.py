@@ -103,7 +103,7 @@ class PrivateStep:
     """Gathers one logical batch and turns it into the private gradient.
 
     Guarantee: `finish` is one ``plan.step_event(step)`` on the data set when the chunks given since `begin` are the
-    whole logical batch drawn by ``plan.sampling`` for that step. Nothing else leaves this object.
+    whole logical batch drawn by ``plan.sampler`` for that step. Nothing else leaves this object.
 
     Args:
         capture: hooks on the model, or other contributions; decides which parameters are trained.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sordino import accounting
+from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import LedgerError, SordinoError
 from sordino.events import (
@@ -19,6 +19,9 @@ from sordino.events import (
     NonPrivate,
     NoOp,
     PoissonSampled,
+    RandomAllocation,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
     SelfComposed,
     describe_sampling,
 )
@@ -168,7 +171,7 @@ def planned_event(plan: Mapping[str, object], step: int, *, first: int, repeats:
     Args:
         plan: plan.json.
         step: number of the step.
-        first: first step of its segment; it pays for what is left of a shuffled epoch.
+        first: first step of its segment; it pays for what is left of an epoch that is charged as a whole.
         repeats: whether steps from `first` on were carried out before; matters under correlated noise only.
     """
     if isinstance(noise := plan.get("correlated_noise"), dict):
@@ -177,12 +180,32 @@ def planned_event(plan: Mapping[str, object], step: int, *, first: int, repeats:
     steps = int(str(plan["steps"])) or None
     noise = schedule_value(schedule_from_dict(plan["noise_multiplier"]), step, steps)
     rate = schedule_value(schedule_from_dict(plan["sample_rate"]), step, steps)
-    if not plan["poisson_sampling"] and step != first and step % max(1, round(1 / rate)):
+    if _charges_epochs(plan) and step != first and step % max(1, round(1 / rate)):
         return NoOp()
     if noise == 0:
         return NonPrivate(reason="noise_multiplier is 0")
     event = Gaussian(noise_multiplier=noise)
-    return PoissonSampled(sample_rate=rate, event=event) if plan["poisson_sampling"] and rate != 1 else event
+    if plan["poisson_sampling"]:
+        return PoissonSampled(sample_rate=rate, event=event) if rate != 1 else event
+    match plan.get("sampling"):
+        case "without_replacement":
+            return SampledWithoutReplacement(**_fixed_size(plan), event=event)
+        case "with_replacement":
+            return SampledWithReplacement(**_fixed_size(plan), event=event)
+        case "balls_in_bins":
+            return RandomAllocation(steps=max(1, round(1 / rate)), participations=1, epochs=1, event=event)
+    return event
+
+
+def _charges_epochs(plan: Mapping[str, object]) -> bool:
+    """Whether the steps of an epoch are charged together: shuffled epochs and balls in bins."""
+    return not plan["poisson_sampling"] and plan.get("sampling") in (None, "balls_in_bins")
+
+
+def _fixed_size(plan: Mapping[str, object]) -> dict[str, int]:
+    """Of batches of fixed size: how many records are drawn from how many."""
+    size = checks.integer(1, dataset_size=plan.get("dataset_size"))
+    return {"dataset_size": size, "sample_size": round(float(str(plan["sample_rate"])) * size)}
 
 
 def _correlated_event(
@@ -244,7 +267,7 @@ class Course:
             return f"step {line.step} is beyond the plan's {steps} steps"
         if line.torn:
             return ""
-        if not self.ends and not correlated and not self.plan["poisson_sampling"]:
+        if not self.ends and not correlated and _charges_epochs(self.plan):
             return self._epoch_fault(line)
         if line.event != planned_event(self.plan, line.step, first=self.first, repeats=self._repeats):
             return f"step {line.step}, attempt {line.attempt}, charges another event than the plan's"
@@ -646,7 +669,15 @@ def _sampler(plan: Mapping[str, object]) -> str:
         if isinstance(participation, CyclicPoisson):
             return CyclicPoissonSampling(groups=participation.groups, sample_rate=rate).describe()
         return FixedBatchSampling(steps_per_epoch=max(1, round(1 / rate))).describe()
-    return PoissonSampling(sample_rate=rate).describe() if plan["poisson_sampling"] else _SHUFFLED
+    if plan["poisson_sampling"]:
+        return PoissonSampling(sample_rate=rate).describe()
+    sampling = plan.get("sampling")
+    if sampling == "balls_in_bins":
+        return f"balls in bins, {max(1, round(1 / rate))} batches an epoch"
+    if sampling is not None:
+        sizes, how = _fixed_size(plan), "without" if sampling == "without_replacement" else "with"
+        return f"fixed-size sampling {how} replacement, {sizes['sample_size']} of {sizes['dataset_size']}"
+    return _SHUFFLED
 
 
 _SHUFFLED = "shuffled epochs without amplification"
