@@ -185,7 +185,9 @@ class ProbeRunner:
             stack.enter_context(
                 self._capture.capturing(count, scale=scale, backward_strategy=None if taking is None else taking.passes)
             )
-            noted = stack.enter_context(self._outputs_noted()) if outputs else None
+            # As `look` has them: without what the loop writes into them, where it looks at leaves.
+            as_copies = self._reduction != "none"
+            noted = stack.enter_context(self._outputs_noted(as_copies=as_copies)) if outputs else None
             loss = self._loss(stack, batch, count, looks=looks)
             total = loss.sum()
             rows = None if noted is None else self._rows(noted[0], loss, count, ())
@@ -295,7 +297,8 @@ class ProbeRunner:
         with ExitStack() as stack:
             if looks:
                 stack.enter_context(generators_used(self.generators))
-            noted, given = stack.enter_context(self._outputs_noted(as_leaves=by_outputs))
+            # Cut off also where nothing is derived by them: a loop that writes into its output then changes a copy.
+            noted, given = stack.enter_context(self._outputs_noted(as_leaves=self._reduction != "none"))
             stack.enter_context(self._capture.ordinary())
             if gradients:
                 stack.enter_context(cuts)
@@ -344,8 +347,13 @@ class ProbeRunner:
             self.gradients_follow = False
 
     @contextmanager
-    def _outputs_noted(self, *, as_leaves: bool = False) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """The tensors that calls of the model return in the block, and before `as_leaves` cut them off."""
+    def _outputs_noted(
+        self, *, as_leaves: bool = False, as_copies: bool = False
+    ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """The tensors that calls of the model return in the block, and before `as_leaves` cut them off.
+
+        `as_copies` notes them as they are when they are returned.
+        """
         noted: list[Tensor] = []
         given: list[Tensor] = []
 
@@ -354,7 +362,7 @@ class ProbeRunner:
                 return None
             given.extend(tensors_in(output))
             if not as_leaves:
-                noted.extend(tensors_in(output))
+                noted.extend(one.detach().clone() if as_copies else one for one in tensors_in(output))
                 return None
             with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
                 cut = map_tensors(lambda one: one.detach().requires_grad_(one.is_floating_point()), output)
