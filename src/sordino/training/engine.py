@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -450,8 +450,10 @@ T = TypeVar("T")
 class _EngineNames(type):
     """Has names of other engines, read from the class, refused with what to write instead."""
 
-    def __getattr__(cls, name: str) -> object:
-        raise not_offered(name)
+    if not TYPE_CHECKING:  # which would take it for any name
+
+        def __getattr__(cls, name: str) -> object:
+            raise not_offered(name)
 
 
 class PrivacyEngine(metaclass=_EngineNames):

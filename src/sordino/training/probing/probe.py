@@ -1245,6 +1245,12 @@ class _Probe:
         with DisableRandomness() if calm else nullcontext():
             for turn in left:
                 self._compare_large(beside, *changes[turn], sets[turn], row=turn + 1 if rows else None)
+        # Beside a look with gradients, whose outputs are copies of their own, one without may show what the loop wrote.
+        if self._reduction != "none":
+            whole = beside.outputs
+            assert whole is not None
+            if calm:
+                whole = self._observer.look(self._large.batch(range(count)), count)
         self._look_at_missing(whole, sets[-1], len(sets))
         self._look_at_alike(whole)
         if self._observer.generators or not self._is_same_in_parts(first, values=values):
@@ -1303,9 +1309,7 @@ class _Probe:
             raise
         except Exception:
             return True
-        # The loss's gradients stand in the last columns.
-        before = whole if gradients else whole[:, : changed.size(1)]
-        self._compare_rows(before, changed, replaced, _UNUSUAL if poisons else _CHANGED)
+        self._compare_rows(whole, changed, replaced, _UNUSUAL if poisons else _CHANGED)
         return self._observer.gradients_follow
 
     def _look_at_alike(self, whole: Tensor) -> None:
@@ -1335,11 +1339,8 @@ class _Probe:
             raise
         except Exception:
             return
-        # One record alone does not tell how large a number usually is. The loss's gradients
-        # stand in the last columns.
-        before = whole[:1, : changed.size(1)]
-        scale = _scale(whole[:, : changed.size(1)])
-        if not _same_looks(before, changed[:1], max(self._tolerance(), _NORMS), scale=scale):
+        # One record alone does not tell how large a number usually is.
+        if not _same_looks(whole[:1], changed[:1], max(self._tolerance(), _NORMS), scale=_scale(whole)):
             raise _coupled(_UNUSUAL)
 
     def _extremes(
