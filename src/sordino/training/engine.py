@@ -596,7 +596,7 @@ class PrivacyEngine(metaclass=_EngineNames):
             budget: chooses each step's noise from what was released, within its ε; `noise_multiplier` is then what it
                 expects. A batch that does not fit is not drawn: the loader ends, and `budget_exhausted` says why.
             batch_first: must be True: records come first in every input.
-            criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is proved
+            criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is checked
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
             public_batch: at least five public or invented records, as the loader would give them: for a loop that does
                 not run on synthetic features in (0, 1) and labels 0 and 1.

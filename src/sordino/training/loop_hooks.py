@@ -196,11 +196,11 @@ class LoopHooks:
         self._following.padding = padding
 
     def set_loss_check(self, verify: LossCheck, try_forward: TryForward | None = None) -> None:
-        """Have every new form of the loss proved before its backward pass.
+        """Have every new form of the loss checked before its backward pass.
 
         Args:
             verify: called with the tape of a batch, the loss's place on it, and how many times it came since it was
-                proved, 0 for a new one; raises when the loss couples records.
+                checked, 0 for a new one; raises when the loss couples records.
             try_forward: called with the tape and the arguments of the first training forward, before it runs.
         """
         self._following.check_loss, self._following.try_forward = verify, try_forward
@@ -211,7 +211,7 @@ class LoopHooks:
         criterion: Criterion | None = None,
         verify_arguments: LossCheck | None = None,
     ) -> None:
-        """Have module and loss proved by `verify` before the first training forward.
+        """Have module and loss checked by `verify` before the first training forward.
 
         Args:
             verify: called with how many batches came since it was called before, 0 for a new state of the module;
@@ -221,7 +221,7 @@ class LoopHooks:
                 what the loop made of the batch couples records.
         """
         self._verify_module, self._following.criterion = verify, criterion
-        self._following.prove_arguments = verify_arguments
+        self._following.check_arguments = verify_arguments
 
     @property
     def _is_detached(self) -> bool:
@@ -434,9 +434,9 @@ class LoopHooks:
     def _start(self, chunk: Microbatch, call: _Call) -> None:
         tape, attempt, verify = self._following.tape, self._following.try_forward, self._verify_module
         if tape is not None and attempt is not None and not self._started:
-            self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
+            self._run_check(lambda: attempt(tape, call.args, call.kwargs))
             self._following.try_forward = None
-        self._following.prove_state(None if verify is None else lambda times: self._put_to_proof(lambda: verify(times)))
+        self._following.check_state(None if verify is None else lambda times: self._run_check(lambda: verify(times)))
         if self._started:
             return
         self._has_trained = True
@@ -528,9 +528,9 @@ class LoopHooks:
             run(False)
 
     def _on_backward(self, tape: OperationTrace, loss: int) -> None:
-        """Before a backward pass: prove the loss on synthetic records if it is a new one."""
+        """Before a backward pass: check the loss on synthetic records if it is a new one."""
         try:
-            self._following.check_before_backward(tape, loss, self._put_to_proof)
+            self._following.check_before_backward(tape, loss, self._run_check)
         except NonPrivateStep as refusal:
             self._chunk = None
             # A part of the loss may come from a forward that takes no part: that is then what to tell.
@@ -543,12 +543,12 @@ class LoopHooks:
             self._chunk = None
             raise
 
-    def _put_to_proof(self, prove: Callable[[], None]) -> None:
+    def _run_check(self, check: Callable[[], None]) -> None:
         """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
         recording = self.capture.suspend()
         self._busy = True
         try:
-            prove()
+            check()
         except BaseException:
             self._chunk = None
             raise
@@ -600,7 +600,7 @@ class LoopHooks:
         self._settings.check_hooks([parameter.grad for parameter in self._held])
 
     def _finish(self, chunk: Microbatch) -> None:
-        self._following.check_step(self._put_to_proof)
+        self._following.check_step(self._run_check)
         if self._held_changed():
             raise NonPrivateStep(
                 "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "

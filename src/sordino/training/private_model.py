@@ -205,7 +205,7 @@ class ModuleFields:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a session proves about a drop-in loop, and with which records.
+# What a session checks about a drop-in loop, and with which records.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +217,7 @@ def install_probe(
     public_batch: object,
     size: ProbeSize,
 ) -> None:
-    """Have model and loss proved independent before the first record is used.
+    """Have model and loss checked independent before the first record is used.
 
     Args:
         hooks: of the module.
@@ -306,7 +306,7 @@ class MakePrivateArguments:
         data_loader: over the private records.
         loss_reduction: "mean" or "sum" over the records of a batch.
         microbatch_size: most records in one forward and backward; None takes batches whole.
-        criterion: the loss, to be proved before the first forward, or None.
+        criterion: the loss, to be checked before the first forward, or None.
         public_batch: public or invented records as the loader gives them, or None.
         public_records: public or invented items as the data set gives them, or None.
         units: which records belong together, or None.

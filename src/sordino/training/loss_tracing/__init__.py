@@ -1,1 +1,1 @@
-"""A user's own loop, followed from the batch to the loss: what it did, and what that proves."""
+"""A user's own loop, followed from the batch to the loss: what it did, and whether that ties records together."""

@@ -170,7 +170,7 @@ class CrossBatchState:
         return any(not memory.expired() for memory in self._written.values())
 
     def keep_constant(self, tensor: Tensor) -> None:
-        """Remember a tensor of a proved loss: unchanged in a later batch, it holds nothing of that batch."""
+        """Remember a tensor of a checked loss: unchanged in a later batch, it holds nothing of that batch."""
         self._constants[id(tensor)] = (ref(tensor), tensor._version)
         if len(self._constants) > self._most:
             self._constants = {key: held for key, held in self._constants.items() if held[0]() is not None}

@@ -145,7 +145,7 @@ _ALONE = (
     "Or, if the loss takes every record by itself, train one record at a time, with the loop as it is: "
     'PrivacyEngine(gradients="one-by-one"), in a trainer PrivacyArguments(gradients="one-by-one").'
 )
-# Repetitions of a proof take a small batch at first, a large one later.
+# Repetitions of a check take a small batch at first, a large one later.
 _SMALL_AGAIN = 16
 
 
@@ -173,7 +173,7 @@ class ProbeOptions:
     size: ProbeSize = field(default_factory=ProbeSize)
 
     def repeated(self, times: int) -> "ProbeOptions":
-        """For a loss or module that was proved before and has come so many times."""
+        """For a loss or module that was checked before and has come so many times."""
         return replace(self, size=replace(self.size, again=True, is_thorough=times > _SMALL_AGAIN))
 
 

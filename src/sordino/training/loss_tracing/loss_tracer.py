@@ -1,4 +1,4 @@
-"""The user's loop, followed from batch to step: which losses were proved, what the module stored, whether a
+"""The user's loop, followed from batch to step: which losses were checked, what the module stored, whether a
 gradient came from anywhere else.
 """
 
@@ -47,10 +47,10 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Losses that were proved, by their form, and when one has to be proved again.
+# Losses that were checked, by their form, and when one has to be checked again.
 #
-# A form leaves out the values of constants. ``loss + beta * penalty`` is proved with the beta of its first batch; where
-# that was 0, nothing was seen of the penalty.
+# A form leaves out the values of constants. ``loss + beta * penalty`` is checked with the beta of its first batch;
+# where that was 0, nothing was seen of the penalty.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -67,7 +67,7 @@ _FIRST_AGAIN, _FACTOR = 16, 4
 
 
 def is_recheck_due(times: int) -> bool:
-    """Whether what came this many times is proved again: at 16, 64, 256, …"""
+    """Whether what came this many times is checked again: at 16, 64, 256, …"""
     while times > _FIRST_AGAIN and times % _FACTOR == 0:
         times //= _FACTOR
     return times == _FIRST_AGAIN
@@ -230,7 +230,7 @@ class CheckedLossForm:
         self._in_step = [0] * len(self.numbers)
 
     def meet(self, late: tuple[float, ...], numbers: tuple[float, ...], records: int) -> bool:
-        """Whether a loss of this form has to be proved again in the batch at hand.
+        """Whether a loss of this form has to be checked again in the batch at hand.
 
         Raises:
             CoupledRecords: its constants follow the records.
@@ -256,7 +256,7 @@ class CheckedLossForm:
         return self.has_grown or is_recheck_due(self.times)
 
     def fits(self, shapes: Hashable) -> bool:
-        """Whether what was proved as a constant may be one in the batch at hand: it has the same shape."""
+        """Whether what was checked as a constant may be one in the batch at hand: it has the same shape."""
         return self.shapes is None or self.shapes == shapes
 
     def _refuse_counts(self, numbers: Sequence[float], records: int) -> None:
@@ -276,13 +276,13 @@ class CheckedLossForm:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The user's loop, followed from batch to step: which losses were proved, what the module stored, whether a gradient
+# The user's loop, followed from batch to step: which losses were checked, what the module stored, whether a gradient
 # came from anywhere else.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 LossCheck = Callable[[OperationTrace, int, int], None]
-"""Proves the loss at a place of a tape on synthetic records, or raises; 0, or the times it came since it was proved."""
+"""Checks the loss at a place of a tape on synthetic records, or raises; given how often it came since its check."""
 
 TryForward = Callable[[OperationTrace, tuple[object, ...], Mapping[str, object]], None]
 """Tries the module on synthetic records in place of the arguments of its first call, or raises."""
@@ -347,18 +347,17 @@ class LossTracer:
     """Follows a loop with the private batches of one module.
 
     Guarantee: while `check_loss` is set, every gradient that reached the module's outputs in a batch came from losses
-        whose
-    form was proved, made of that batch alone. With a declared criterion, the first batches' gradients are compared
-    with the criterion's own.
+    of a form that was checked, made of that batch alone. With a declared criterion, the first batches' gradients are
+    compared with the criterion's own.
 
     Args:
         module: the root module.
 
     Attributes:
-        check_loss: proves a loss of the loop; None with a declared criterion.
+        check_loss: checks a loss of the loop; None with a declared criterion.
         try_forward: tries the module on synthetic records before its first real forward; None with a criterion.
         criterion: the declared criterion.
-        prove_arguments: with a criterion, proves what the module was called on.
+        check_arguments: with a criterion, checks what the module was called on.
         passes: runs both backward passes of a loss that takes two; None for one.
         is_one_by_one: whether gradients are taken from the parameters, whatever sends them there.
         padding: how batches follow their longest record, or None.
@@ -369,7 +368,7 @@ class LossTracer:
         self.check_loss: LossCheck | None = None
         self.try_forward: TryForward | None = None
         self.criterion: Criterion | None = None
-        self.prove_arguments: LossCheck | None = None
+        self.check_arguments: LossCheck | None = None
         self.passes: Callable[[Callable[[bool], object]], object] | None = None
         self.is_one_by_one = False
         self.padding: Padding | None = None
@@ -377,7 +376,7 @@ class LossTracer:
         self._module = module
         self._rows = self._batches = self._beside = 0
         self.carried = CrossBatchState(module)
-        # Forms of losses that were proved, and states of the module in which something was.
+        # Forms of losses that were checked, and states of the module in which something was.
         self._known: dict[Hashable, CheckedLossForm] = {}
         # With a criterion, where the arguments of the module's calls are on the tape.
         self._given: list[int] = []
@@ -385,7 +384,7 @@ class LossTracer:
         self._has_drawn = False
         self._chance: Hashable = None
         self._states: dict[ModuleMarks, int] = {}
-        self._proved: set[int] = set()
+        self._checked: set[int] = set()
         # By state: the one in which the module's own forwards left it in the first batch.
         self._left: dict[int, Hashable] = {}
         self._is_new = True
@@ -393,7 +392,7 @@ class LossTracer:
         self._before: ModuleMarks | None = None
         self._after: Hashable = None
         self._state = 0
-        self._is_proved = False
+        self._is_checked = False
         self._target: Tensor | None = None
         self._arrivals: list[OutputGradientCheck] = []
         self._attributes: frozenset[tuple[int, int]] = frozenset()
@@ -409,7 +408,7 @@ class LossTracer:
         """The batch as its loop gets it."""
         self.end()
         self._batches += 1
-        self._rows, self._is_proved = rows, False
+        self._rows, self._is_checked = rows, False
         if self.criterion is not None and self._batches <= FIRST_BATCHES and isinstance(batch, tuple | list):
             last = batch[-1]
             self._target = last.clone() if isinstance(last, Tensor) else None
@@ -442,11 +441,11 @@ class LossTracer:
             self.tape = None
         self._kept = []
 
-    def prove_state(self, prove: Callable[[int], None] | None) -> None:
+    def check_state(self, check: Callable[[int], None] | None) -> None:
         """Before a training forward: a state that the module was in before (modes, hooks, attributes) is known.
 
         Args:
-            prove: proves module and criterion; without one losses are proved in every state of the module.
+            check: checks module and criterion; without one losses are checked in every state of the module.
 
         Raises:
             NonPrivateStep: the module was in another state in an earlier forward of the batch, or is now.
@@ -454,7 +453,7 @@ class LossTracer:
         before, marks = self._before, module_state_key(self._module)
         if before is None and len(self._states) > _MOST:
             self._states.clear()
-            self._proved.clear()
+            self._checked.clear()
             self._left.clear()
             self._known.clear()
         if before is not None and marks.modes == before.modes and marks.rest in {before.rest, self._after}:
@@ -464,19 +463,19 @@ class LossTracer:
         self._state = self._states.setdefault(marks, len(self._states))
         self._before, self._after = marks, self._left.get(self._state, marks.rest)
         self._is_new = self._state not in self._left
-        is_known = self._state in self._proved
-        if prove is None or (is_known and not is_recheck_due(self._batches) and not self._has_new_length):
+        is_known = self._state in self._checked
+        if check is None or (is_known and not is_recheck_due(self._batches) and not self._has_new_length):
             return
-        prove(self._batches if is_known else 0)
-        self._proved.add(self._state)
+        check(self._batches if is_known else 0)
+        self._checked.add(self._state)
 
     def _note_state(self) -> None:
         """A forward pass of the module is over. What it changed in the module by itself, it may."""
-        if self._before is not None and (self._is_new or self._state not in self._proved):
+        if self._before is not None and (self._is_new or self._state not in self._checked):
             self._after = self._left[self._state] = module_state_key(self._module).rest
 
     def _require_state(self) -> None:
-        """Before a proof: the module does what it did in the forward passes of the batch."""
+        """Before a check: the module does what it did in the forward passes of the batch."""
         before, marks = self._before, module_state_key(self._module)
         if before is None:
             raise NonPrivateStep(
@@ -496,7 +495,7 @@ class LossTracer:
 
     def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardMonitor:
         """Watch the training forward that begins."""
-        if self.prove_arguments is not None and self.tape is not None:
+        if self.check_arguments is not None and self.tape is not None:
             self._given.append(self.tape.note_arguments(args, kwargs))
         self._has_drawn = self._has_drawn or self._chance != _chance()
         self._attributes = frozenset(tensor_attributes(self._module))
@@ -581,23 +580,23 @@ class LossTracer:
     # --- backward and step ---------------------------------------------------------------------------------------
 
     def check_before_backward(
-        self, tape: OperationTrace, loss: int, put_to_proof: Callable[[Callable[[], None]], None]
+        self, tape: OperationTrace, loss: int, run_check: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Before a backward pass: a loss of a new form is proved, one of a known form must have its constants."""
-        prove = self.check_loss
-        if prove is None:
+        """Before a backward pass: a loss of a new form is checked, one of a known form must have its constants."""
+        check = self.check_loss
+        if check is None:
             self._refuse_past_output(tape)
             return
         if tape.is_weighted:
             return  # Not followed: what arrives at the module's outputs is refused.
-        self._prove_value(tape, loss, prove, put_to_proof)
+        self._check_value(tape, loss, check, run_check)
         tape.keep_constants()
-        self._is_proved = True
+        self._is_checked = True
 
-    def _prove_value(
-        self, tape: OperationTrace, value: int, prove: LossCheck, put_to_proof: Callable[[Callable[[], None]], None]
+    def _check_value(
+        self, tape: OperationTrace, value: int, check: LossCheck, run_check: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Prove a loss, or arguments of the module, unless its form is known."""
+        """Check a loss, or arguments of the module, unless its form is known."""
         found = tape.look(value, by_chance=self._draws)
         form = (self._state, found.form, found.rows, tape.is_by_record)
         known = self._known.get(form)
@@ -609,10 +608,10 @@ class LossTracer:
             self._require_state()
             tape.outside = "rows"
             times = 0 if known is None or known.has_grown else known.times
-            put_to_proof(lambda: prove(tape, value, times))
+            run_check(lambda: check(tape, value, times))
             self._known[form] = known or CheckedLossForm(late=found.late, numbers=found.numbers, records=self._rows)
             self._known[form].shapes = tape.outside_shapes() if tape.outside == "constants" else None
-            self._proved.add(self._state)
+            self._checked.add(self._state)
 
     def mark_chance(self) -> None:
         """What random numbers are drawn from here on, the loop draws."""
@@ -647,24 +646,24 @@ class LossTracer:
         """A gradient has arrived at the module's outputs.
 
         Raises:
-            NonPrivateStep: it does not come from a loss that was proved.
+            NonPrivateStep: it does not come from a loss that was checked.
         """
         if self.check_loss is not None and (self.tape is None or not self.tape.is_passing):
             raise untraceable_loss_error()
 
-    def check_step(self, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
+    def check_step(self, run_check: Callable[[Callable[[], None]], None]) -> None:
         """Before the step.
 
         Raises:
             NonPrivateStep: no loss of this batch was seen, or the gradients are not those of the criterion.
         """
-        if self.check_loss is not None and not self._is_proved:
+        if self.check_loss is not None and not self._is_checked:
             raise untraceable_loss_error()
         for arrival in self._arrivals:
             arrival.check()
-        if self.prove_arguments is not None and self.tape is not None:
+        if self.check_arguments is not None and self.tape is not None:
             for given in self._given:
-                self._prove_value(self.tape, given, self.prove_arguments, put_to_proof)
+                self._check_value(self.tape, given, self.check_arguments, run_check)
             self.tape.keep_constants()
 
 

@@ -448,7 +448,7 @@ class LookedAt:
 
     Args:
         form: the calls that lead to it, without the values of constants.
-        rows: what its tensors from outside are, as far as a proof is one for the same only.
+        rows: what its tensors from outside are, as far as a check is one for the same only.
         late: constants that may have been made from bare values of the batch.
         numbers: all constants, those in tensors of one number among them.
     """
@@ -885,7 +885,7 @@ class OperationTrace:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def look(self, value: int, *, by_chance: Callable[[], bool]) -> LookedAt:
-        """How the value at a place was made, once for each backward pass: everything that a proof of it holds for.
+        """How the value at a place was made, once for each backward pass: everything that a check of it holds for.
 
         Args:
             value: the place of a loss, or of arguments of the module.
@@ -1004,7 +1004,7 @@ class OperationTrace:
         return tuple(one.value[:0] for one in self._outsiders.inputs(self.outside))
 
     def keep_constants(self) -> None:
-        """Tell what is carried from batch to batch which tensors a proved loss was made with."""
+        """Tell what is carried from batch to batch which tensors a checked loss was made with."""
         for one in self._outsiders:
             if one.slot is None:
                 self._carried.keep_constant(one.value)
