@@ -201,9 +201,14 @@ class RunFolder:
             raise InvalidArgument(
                 f"path must be a new or empty folder, got {str(path)!r}. Runs are never overwritten: choose another."
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A process that dies in here leaves no half of a run behind: the folder gets its name when it is whole.
-        draft = Path(mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A process that dies in here leaves no half of a run behind: the folder gets its name when it is whole.
+            draft = Path(mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
+        except OSError as error:
+            raise InvalidArgument(
+                f"path must be a folder that can be made, got {str(path)!r} ({error.strerror}). Choose another."
+            ) from error
         lock = lock_transcript(draft)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         write_bytes(draft / "plan.json", (plan.rstrip("\n") + "\n").encode())
