@@ -19,6 +19,7 @@ from torch._C._autograd import (
 
 from sordino.errors import PrivacyError
 from sordino.gradients.norms import NormMeasurement, group_numbers
+from sordino.gradients.numerics import guard_holds
 from sordino.gradients.rules.base import LayerCall, LayerRule
 from sordino.gradients.rules.composite import LinearMapsRule, direct_rule
 from sordino.gradients.rules.convolution import ConvolutionRule
@@ -209,9 +210,11 @@ class NormsInBackward:
             if not grouped or part.state != _state(use):
                 self.take_back(use)
         for part in self._parts.values():
-            measured.squares[part.groups] += part.measured.squares
-            measured.norm_error[part.groups] += part.measured.norm_error
-            measured.sum_error[part.groups] += part.measured.sum_error
+            # By number, not by a list of them, which would be sent to the device.
+            for place, group in enumerate(part.groups):
+                measured.squares[group] += part.measured.squares[place]
+                measured.norm_error[group] += part.measured.norm_error[place]
+                measured.sum_error[group] += part.measured.sum_error[place]
         return [use for use in uses if use not in self._parts]
 
 
@@ -332,6 +335,8 @@ class TwoPassBackward:
         self._state: Literal["waiting", "norms", "sums", "done"] = "waiting"
         self._measured: NormMeasurement | None = None
         self._weights: Tensor | None = None
+        # Whether every record has weight, once that is known.
+        self.everyone: bool | None = None
         self._must_repeat = False
         self._start()
 
@@ -371,9 +376,10 @@ class TwoPassBackward:
         assert self._measured is not None
         with self.reading():
             self._weights = self.factors(self._measured.squared_norm_bounds() * scale**2)
+            self.everyone = None
         self._state = "sums"
         result = run(False)
-        if sum(self._next.values()) != sum(map(len, self._turns.values())) or not bool(torch.stack(self._same).all()):
+        if sum(self._next.values()) != sum(map(len, self._turns.values())) or not guard_holds(torch.stack(self._same)):
             raise _not_repeated()
         self._state, self._weights = "done", None
         self._start()

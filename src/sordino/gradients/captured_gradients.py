@@ -154,7 +154,9 @@ class CapturedGradients:
                 self.records, scale=self.scale, device=self._device, low_memory=self._lean, timings=self._timings
             )
             part._uses, part._group_of = {id(use): use}, passes.group_of
-            part.add_weighted_sums(weights, passes.sums)
+            if passes.everyone is None:
+                passes.everyone = guard_holds(_kept(weights * self.scale))
+            part.add_weighted_sums(weights, passes.sums, everyone=passes.everyone)
 
         try:
             passes.arrive(use, weigh)
@@ -210,29 +212,31 @@ class CapturedGradients:
         *,
         without: Bool[Tensor, " B"] | None = None,
         last: bool = False,
+        everyone: bool | None = None,
     ) -> None:
         """Add ``scale · Σ_b weights[g, b] · gradient[b]`` to every used parameter's entry of `into`, g its group.
 
         Records `without` are padding, with weight 0: finite gradients that need not be left out. With `last` every use
-        is dropped once it was added, and the recording can't be read again.
+        is dropped once it was added, and the recording can't be read again. `everyone` says whether every record has
+        weight, where that is known.
         """
         self._check()
         self._spent = last
         self._sealed = True
         with torch.no_grad():
-            for group, row in enumerate(weights.detach() * self.scale):
-                self._add_group(group, row, into, without)
+            scaled = weights.detach() * self.scale
+            kept = _kept(scaled)
+            if everyone is None:
+                everyone = guard_holds(kept if without is None else kept | without)
+            for group, row in enumerate(scaled):
+                self._add_group(group, row, into, None if everyone else kept[group])
         if last:
             self._uses.clear()
 
     def _add_group(
-        self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor], without: Tensor | None
+        self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor], kept: Tensor | None
     ) -> None:
-        # Below the smallest normal number a weight has lost its precision, and a product with zero keeps NaN:
-        # records without weight are left out instead.
-        kept = weights.abs() > torch.finfo(torch.float32).tiny
-        everyone = guard_holds(kept if without is None else kept | without)
-        index = None if everyone else kept.nonzero().flatten()
+        index = None if kept is None else kept.nonzero().flatten()
         if self.records == 0 or (index is not None and index.numel() == 0):
             return
         chosen = weights if index is None else weights.index_select(0, index)
@@ -285,6 +289,14 @@ class CapturedGradients:
             use.check_unmodified()
 
 
+def _kept(weights: Float[Tensor, "G B"]) -> Bool[Tensor, "G B"]:
+    """The records with weight; the others are left out of a sum, because a product with zero keeps NaN.
+
+    Below the smallest normal number a weight has lost its precision.
+    """
+    return weights.abs() > torch.finfo(torch.float32).tiny
+
+
 def _added(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     if old is None or new is None:
         return new if old is None else old
@@ -298,6 +310,8 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
         return
     # The entry will be added to: it must be the only owner of its memory, row by row.
     memory = value.untyped_storage()
-    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and memory.data_ptr() not in taken
+    # By the memory's own number: its address is not asked for, which tensors without values don't have.
+    place = memory._cdata
+    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and place not in taken
     into[parameter] = value if alone else value.clone(memory_format=torch.contiguous_format)
-    taken.add(memory.data_ptr())
+    taken.add(place)

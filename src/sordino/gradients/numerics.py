@@ -5,7 +5,7 @@ to about 3e-7 relative, whatever the magnitude of the entries. Shapes: B records
 """
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -24,8 +24,11 @@ __all__ = [
     "full_precision",
     "grams",
     "guard_holds",
+    "is_autocast",
+    "is_away",
     "is_tracing_graph",
     "per_record_product",
+    "read_flags",
     "row_squared_norms",
     "tracing_graph",
     "transposed_product",
@@ -69,10 +72,38 @@ def tracing_graph() -> Iterator[list[Tensor]]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Devices that work while the processor goes on. To look at a value there is to wait for all that was asked of them.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# The kind of device whose values are looked at freely.
+_HOST = "cpu"
+
+
+def is_away(tensor: Tensor) -> bool:
+    """Whether reading a value of `tensor` means waiting: kernels then take ways that need no look at results."""
+    return tensor.device.type != _HOST
+
+
+def read_flags(flags: Sequence[Tensor]) -> list[bool]:
+    """Single truth values, in one look at each device that holds some."""
+    found: dict[torch.device, list[int]] = {}
+    for place, flag in enumerate(flags):
+        found.setdefault(flag.device, []).append(place)
+    values = [False] * len(flags)
+    for places in found.values():
+        for place, value in zip(places, torch.stack([flags[place] for place in places]).tolist(), strict=True):
+            values[place] = value
+    return values
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Sums of squares that neither drift, overflow nor underflow.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+# Entries that are widened to double precision at once, on devices that widen in memory.
+_WIDENED = 1 << 24
 # A single-precision running sum over 1e7 entries drifts by 7e-4; over a block of this length by at most 2e-7.
 _BLOCK = 256
 
@@ -89,6 +120,11 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
+def is_autocast(kind: str) -> bool:
+    """Whether operations on devices of this kind are cast now; torch raises for kinds it knows no casts for."""
+    return (kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Products of single-precision matrices in single precision, whatever faster mode the user trains in.
@@ -100,7 +136,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     reduced = [(backend, mode) for backend in backends if (mode := backend.fp32_precision) not in ("ieee", "none")]
     for backend, _ in reduced:
         backend.fp32_precision = "ieee"
-    autocast = torch.is_autocast_enabled(device.type)
+    autocast = is_autocast(device.type)
     try:
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
             yield
@@ -113,7 +149,8 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
     """Sum of squares of each record's entries, in float64.
 
     Blocks of entries are reduced in single precision and the blocks are added in double precision. Rows whose sum
-    left the safe range of single precision are rescaled by their largest entry and summed again.
+    left the safe range of single precision are rescaled by their largest entry and summed again. Away from the
+    processor every square is taken in double precision, in whose range none is lost.
 
     | entries                   | result                     |
     |---------------------------|----------------------------|
@@ -125,7 +162,12 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
     records = x.shape[0]
     if x.numel() == 0:
         return torch.zeros(records, dtype=torch.float64, device=x.device)
-    rows = x.reshape(records, -1).to(compute_dtype(x))
+    rows = x.reshape(records, -1)
+    if is_away(x) and not is_tracing_graph():
+        step = max(1, _WIDENED // rows.shape[1])
+        parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows.split(step)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).square_()
+    rows = rows.to(compute_dtype(x))
     if is_tracing_graph():
         # A compiler reads the entries once, whatever it adds them up in.
         return rows.double().square().sum(1)

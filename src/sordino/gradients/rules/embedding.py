@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModule
-from sordino.gradients.numerics import compute_dtype, is_tracing_graph, row_squared_norms
+from sordino.gradients.numerics import compute_dtype, is_away, is_tracing_graph, row_squared_norms
 from sordino.gradients.rules.base import LayerCall, LayerRule, Rounding, chunk_records, layer_rule, only_input, unit
 from sordino.gradients.rules.linear import LinearRule, num_positions
 from sordino.shapes import Float, Int
@@ -50,7 +50,7 @@ class EmbeddingRule(LayerRule):
             return total
         offsets = rows * torch.arange(use.records, device=ids.device)[:, None]
         keys = (ids + offsets).flatten()
-        if is_tracing_graph():
+        if _has_fixed_sizes(ids):
             segments, count = _numbered(keys), keys.numel()
             use.memo[_SEGMENTS] = segments.view(ids.shape)
             records = torch.zeros_like(keys).scatter_(0, segments, keys // rows)
@@ -82,8 +82,12 @@ class EmbeddingRule(LayerRule):
         summed = grads.new_zeros(_rows(use.module), grads.shape[2])
         flat, rows = grads.flatten(0, 1), ids.flatten()
         owners = torch.arange(use.records, device=ids.device).repeat_interleave(ids.shape[1])
-        if known is not None and is_tracing_graph():
-            _add_segments(summed, known.flatten(), known.numel(), flat, rows, owners, weights)
+        if known is not None and _has_fixed_sizes(ids):
+            segments = known.flatten()
+            if not is_tracing_graph():
+                # Of the records that are left they may be numbers beyond their count.
+                segments = _numbered(segments)
+            _add_segments(summed, segments, segments.numel(), flat, rows, owners, weights)
             return dict.fromkeys(names, summed)
         weighted = (grads * weights.to(grads.dtype)[:, None, None]).flatten(0, 1)
         if known is not None and known.numel():
@@ -96,7 +100,7 @@ class EmbeddingRule(LayerRule):
 
     def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
         """None on a CPU, where segments are added up in one order; compiled or elsewhere the order may change."""
-        if use.grad.device.type == "cpu" and not is_tracing_graph():
+        if not _has_fixed_sizes(use.grad):
             return None
         lengths = 2 * self.lookups(use)[0].shape[1] * unit(torch.float64) * self.term_lengths(use, names)
         return Rounding(squares=torch.zeros_like(lengths), length=lengths)
@@ -187,6 +191,11 @@ class _MergedLookups(EmbeddingRule):
 
 
 _MERGED = _MergedLookups()
+
+
+def _has_fixed_sizes(tensor: Tensor) -> bool:
+    """Whether no result may have a size that depends on values: in a recorded graph, and where a look is a wait."""
+    return is_tracing_graph() or is_away(tensor)
 
 
 def _segment_sums(segments: Int[Tensor, " n"], rows: Float[Tensor, "n d"], count: int) -> Float[Tensor, "segments d"]:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.numerics import compute_dtype, grams, guard_holds, per_record_product, row_squared_norms
+from sordino.gradients.numerics import (
+    compute_dtype,
+    grams,
+    guard_holds,
+    is_away,
+    is_tracing_graph,
+    per_record_product,
+    row_squared_norms,
+)
 from sordino.gradients.rules.base import (
     PIECE,
     TIMED_RECORDS,
@@ -280,6 +288,8 @@ def ghost_sum(
 
     The sum may cancel. A small multiple of ``Σ_t |a_t|²|g_t|²``, the usual size of its rounding error, is added; a
     record whose sum is far below that, or out of the range of single precision, is recomputed in double precision.
+    Away from the processor it is not looked for: what the sum lacks is bounded whether it cancels or not, and the
+    record is clipped by that bound.
 
     Args:
         products: inner products of the inputs at every two positions; overwritten.
@@ -295,6 +305,8 @@ def ghost_sum(
     products *= own
     scale = products.diagonal(dim1=1, dim2=2).double().sum(1)
     total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
+    if is_away(total) and not is_tracing_graph():
+        return total.clamp_(min=0), squares, lengths
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
     if not guard_holds(sound):
         index = (~sound).nonzero().flatten()

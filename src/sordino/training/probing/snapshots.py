@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino.errors import CoupledRecords
 from sordino.gradients.backward_strategies import tensor_fingerprint
+from sordino.gradients.numerics import is_away, read_flags
 from sordino.training.generators import states_undisturbed
 from sordino.training.pytree import tensors_in
 
@@ -60,14 +61,18 @@ class _Held:
     value: Tensor | None
     fingerprint: Tensor | None
 
-    def is_unchanged(self, now: Tensor | None) -> bool:
-        if now is None or now is not self.tensor or now.data_ptr() != self.memory.data_ptr():
+    def is_unchanged(self, now: Tensor | None) -> bool | Tensor:
+        """Whether it is as it was; a single truth value on another device, where to look is to wait."""
+        if now is None or now is not self.tensor or now.untyped_storage()._cdata != self.memory.untyped_storage()._cdata:
+            return False
+        if now.storage_offset() != self.memory.storage_offset():
             return False
         # Rewriting .data goes past the version, so that only the values can tell.
         if self.value is not None:
             return _same_bits(self.value, now.detach())
-        if self.fingerprint is not None and not torch.equal(self.fingerprint, tensor_fingerprint(now)):
-            return False
+        if self.fingerprint is not None:
+            same = _same_bits(self.fingerprint, tensor_fingerprint(now))
+            return same & (now._version == self.version)
         return now._version == self.version
 
 
@@ -115,7 +120,10 @@ class ModuleSnapshot:
     def restore(self) -> list[str]:
         """Put back what changed, and name it."""
         now = dict(_tensors(self._module))
-        changed = [name for name, held in self._held.items() if not held.is_unchanged(now.get(name))]
+        found = {name: held.is_unchanged(now.get(name)) for name, held in self._held.items()}
+        waiting = [name for name, same in found.items() if isinstance(same, Tensor)]
+        found |= zip(waiting, read_flags([found[name] for name in waiting]), strict=True)
+        changed = [name for name, same in found.items() if not same]
         changed += [name for name in now if name not in self._held]
         for name in changed:
             owner, _, attribute = name.rpartition(".")
@@ -145,10 +153,13 @@ def readable_fingerprint(tensor: Tensor) -> Tensor | None:
         return None
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    if not is_away(one) and torch.equal(one, other):
+        return True
+    same = ((one == other) | ((one != one) & (other != other))).all()
+    return same if is_away(one) else bool(same)
 
 
 @contextmanager
