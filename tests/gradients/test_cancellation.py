@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import oracles
 from sordino.clipping import FlatClipping
-from sordino.gradients import GradientCapture
+from sordino.gradients import GradientCapture, numerics
 from sordino.gradients.rules.base import additions, unit, weighted_product
 from strategies import seeds
 
@@ -179,6 +179,22 @@ def test_a_record_that_cancels_releases_no_more_than_the_bound(name, positions, 
     together, *_ = released(model, torch.cat([good[:1], bad, good[1:]]), directions)
     moved = {p: value - without.get(p, 0) for p, value in together.items()}
     assert length(moved) <= BOUND * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", ["a linear layer", "a tied table", "an embedding", "a wide convolution"])
+def test_the_same_holds_where_no_value_is_looked_at(name, monkeypatch):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    for positions, size, weight, pattern in [
+        (4, 1.0, 3e7, "one vector"),
+        (64, 1.0, 3e7, "equal rows"),
+        (64, 1e4, 1e12, "one vector"),
+        (64, 1e12, 1e18, "one vector"),
+        (600, 1e-15, 1e18, "random"),
+    ]:
+        test_a_record_that_cancels_releases_no_more_than_the_bound.hypothesis.inner_test(
+            name, positions, size, weight, pattern, seed=1
+        )
+    test_ordinary_records_lose_next_to_nothing(name)
 
 
 @pytest.mark.parametrize("name", ["a narrow linear layer", "an embedding", "a wide linear layer", "a layer norm"])

@@ -123,7 +123,9 @@ class ClippedSumAccumulator:
                 self._moving.values = self._saved or self._moving.values
             self._bounds = self._moving.values
             self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
-            self._counts = torch.zeros(len(names), dtype=torch.float64)
+            # Where the norms are: the counts are looked at when they are released.
+            device = parameters[0].device if parameters else None
+            self._counts = torch.zeros(len(names), dtype=torch.float64, device=device)
 
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
@@ -209,7 +211,7 @@ class ClippedSumAccumulator:
             return
         if self._moving is not None:
             scale, sensitivity = self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
-            counts = [float(value) / scale for value in released[0]]
+            counts = [value / scale for value in released[0].tolist()]
             self._moving.update(counts, expected_batch_size=now.expected_batch_size)
         if now.loss_release is not None:
             scale, _ = now.loss_release.joint_scale(sensitivity or now.sensitivity)

@@ -63,7 +63,11 @@ class _Held:
 
     def is_unchanged(self, now: Tensor | None) -> bool | Tensor:
         """Whether it is as it was; a single truth value on another device, where to look is to wait."""
-        if now is None or now is not self.tensor or now.untyped_storage()._cdata != self.memory.untyped_storage()._cdata:
+        if (
+            now is None
+            or now is not self.tensor
+            or now.untyped_storage()._cdata != self.memory.untyped_storage()._cdata
+        ):
             return False
         if now.storage_offset() != self.memory.storage_offset():
             return False

@@ -1,0 +1,263 @@
+"""A step on another device never waits for it but once: whether every record has weight, before the sums are taken.
+
+There is no card here. Tensors without values (the meta device, under `FakeTensorMode`) raise wherever a value is read
+or devices are mixed; and with the processor taken for another device, the profiler counts what a real step reads.
+"""
+
+import importlib
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+import oracles
+from sordino import PerformanceOptions, Plan, PrivacyEngine, fit
+from sordino.clipping import GroupedClipping, QuantileClipping
+from sordino.gradients import GradientCapture, backward_strategies, capture, captured_gradients, numerics
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch
+from sordino.training.noisy_releases import LossRelease
+from sordino.training.probing import snapshots
+from sordino.training.step import PrivateStep
+
+# The module: the package's name for it is the function's.
+fit_module = importlib.import_module("sordino.training.fit")
+READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::_unique2", "aten::bincount"}
+
+
+def plan(**changed):
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "steps": 8}
+    return Plan(**(settings | {"expected_batch_size": 4.0, "delta": 1e-5} | changed))
+
+
+class Words(nn.Module):
+    """Tables, attention, norms, a convolution, a head that shares the first table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.place = nn.Embedding(30, 16), nn.Embedding(12, 16)
+        self.first, self.second = nn.LayerNorm(16), nn.RMSNorm(16)
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.mix = nn.Conv1d(16, 16, 3, padding=1)
+        self.head = nn.Linear(16, 30, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        x = self.first(self.table(ids) + self.place(places))
+        q, k, v = (layer(x).unflatten(2, (2, 8)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.head(self.second(x + self.mix(x.transpose(1, 2)).transpose(1, 2)))
+
+
+def losses(model, ids, labels):
+    return F.cross_entropy(model(ids)[:, 0], labels, reduction="none")
+
+
+def batch(records, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(30, (records, 12), generator=generator).to(device)
+    return ids, torch.randint(30, (records,), generator=generator).to(device)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Counts what is looked at on purpose; everything else that reads a value raises."""
+    found = Counter()
+
+    def flags(given):
+        found["flags"] += bool(given)
+        return [True] * len(given)
+
+    def guard(condition):
+        found["guards"] += 1
+        return True
+
+    monkeypatch.setattr(capture, "check_hooks_present", lambda model: None)
+    monkeypatch.setattr(captured_gradients, "guard_holds", guard)
+    monkeypatch.setattr(backward_strategies, "guard_holds", guard)
+    monkeypatch.setattr(snapshots, "read_flags", flags)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "clipping", "most"),
+    [
+        ("fast", {}, 1),
+        ("fast", {"clipping": GroupedClipping()}, 1),
+        ("low_memory", {}, 1),
+        # What was measured must come again: one more look, for a refusal.
+        ("two_pass", {}, 2),
+    ],
+)
+def test_the_whole_step_reads_one_truth_value(looks, mode, clipping, most):
+    with FakeTensorMode():
+        with torch.device("meta"):
+            model, inputs = Words(), (torch.zeros(4, 12, dtype=torch.long), torch.zeros(4, dtype=torch.long))
+        step = PrivateStep(
+            GradientCapture(model, low_memory=mode == "low_memory"), plan(**clipping), KeyedRNG(), clipping_mode=mode
+        )
+        chunks = [Microbatch(step=0, index=i, is_last=i == 1, indices=np.arange(4)) for i in range(2)]
+        for chunk in chunks:
+            with step.capturing(chunk):
+                step.backward(losses(model, *inputs))
+            step.add(chunk)
+        step.finish()
+        assert {parameter.grad.device.type for parameter in model.parameters()} == {"meta"}
+    assert looks["guards"] == most * len(chunks)
+
+
+@pytest.mark.slow
+def test_fit_reads_one_truth_value_a_step_beside_the_values_it_compares_at_times(looks, monkeypatch):
+    monkeypatch.setattr(fit_module, "check_records", lambda *_, **__: None)
+    monkeypatch.setattr(fit_module, "check_padding", lambda *_, **__: None)
+    # A failure of model or loss would be taken for a record's.
+    monkeypatch.setattr(fit_module._FitLoop, "_record_apart", None)
+    monkeypatch.setattr(fit_module, "compares_values", lambda batches: batches == 1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("meta"):
+            model = Words()
+        model.to = lambda device: model
+        fit(
+            model,
+            losses,
+            batch(8),
+            plan(sample_rate=1.0, expected_batch_size=8.0, steps=3),
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+            progress=False,
+        )
+    assert looks == {"guards": 3, "flags": 1}
+
+
+class Reads:
+    """What a block reads, by the profiler."""
+
+    def __enter__(self):
+        self._profile = torch.autograd.profiler.profile()
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *raised):
+        self._profile.__exit__(*raised)
+        self.count = sum(event.name in READS for event in self._profile.function_events)
+
+
+def reads_of_engine_steps(model, **settings):
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch(32)), batch_size=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **settings,
+    )
+    found = []
+    for _ in range(3):
+        for ids, labels in loader:
+            # Records come from the loader; what is done with them is the step.
+            with Reads() as reads:
+                optimizer.zero_grad()
+                F.cross_entropy(model(ids)[:, 0], labels).backward()
+                optimizer.step()
+            found.append(reads.count)
+    # Before and after the batches at which values are compared.
+    return found[5]
+
+
+def test_a_step_of_the_engine_reads_one_value_where_it_would_read_dozens(monkeypatch):
+    torch.manual_seed(0)
+    assert reads_of_engine_steps(Words()) > 20
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    assert reads_of_engine_steps(Words()) == 1
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_sums_are_those_of_the_ways_that_look(monkeypatch, microbatch_size):
+    def trained():
+        torch.manual_seed(1)
+        model = Words()
+        fit(
+            model,
+            losses,
+            batch(8),
+            plan(steps=2),
+            rng=KeyedRNG(seed=3, reproducible=True),
+            performance=PerformanceOptions(microbatch_size=microbatch_size),
+            progress=False,
+        )
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    expected = trained()
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    for value, wanted in zip(trained(), expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_norms_are_exact_and_a_record_that_is_not_finite_is_left_out(monkeypatch):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    torch.manual_seed(2)
+    model, (ids, labels) = Words(), batch(5)
+    scales = torch.tensor([1.0, 1e-12, torch.nan, 1e12, 3.0])
+    recording = GradientCapture(model)
+    with recording.capturing(records=5):
+        (losses(model, ids, labels) * scales).sum().backward()
+    bounds = recording.squared_norm_bounds()
+    expected = oracles.squared_norms(
+        oracles.per_record_gradients(model, lambda m, r: losses(m, *r).sum(), (ids, labels))
+    ) * scales.double().square()  # fmt: skip
+    finite = torch.tensor([0, 1, 3, 4])
+    assert not bounds[2].isfinite()
+    torch.testing.assert_close(bounds[finite], expected[finite].to(bounds), rtol=2e-3, atol=0)
+    assert bool((bounds[finite] >= expected[finite] * (1 - 1e-5)).all())
+    sums: dict[nn.Parameter, torch.Tensor] = {}
+    recording.add_weighted_sums(torch.where(bounds.isfinite(), bounds.rsqrt(), 0).to(torch.float32), sums)
+    length = sum(value.double().square().sum() for value in sums.values()).sqrt()
+    assert 0 < float(length) <= 4 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("value", [1e-30, 1e30, 1e-45, 3e38, 0.0])
+def test_sums_of_squares_of_every_size_are_exact_without_a_look(monkeypatch, value):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    rows = torch.full((3, 1000), value)
+    with Reads() as reads:
+        norms = numerics.row_squared_norms(rows)
+    assert reads.count == 0
+    torch.testing.assert_close(norms, rows.double().square().sum(1), rtol=1e-12, atol=0)
+    rows[1, 7] = torch.inf
+    assert not numerics.row_squared_norms(rows)[1].isfinite()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"clipping": QuantileClipping(count_noise=5.0, inner=GroupedClipping())},
+        {"loss_release": LossRelease(max_loss=5.0, budget_fraction=0.1)},
+    ],
+    ids=["bounds that adapt", "a loss curve"],
+)
+def test_what_is_released_beside_the_gradient_is_read_once(looks, monkeypatch, changed):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    model = nn.Linear(3, 2)
+    step = PrivateStep(GradientCapture(model), plan(**changed), KeyedRNG())
+    inputs, labels = torch.ones(4, 3), torch.zeros(4, dtype=torch.long)
+    with Reads() as reads:
+        chunk = Microbatch(step=0, index=0, is_last=True, indices=np.arange(4))
+        with step.capturing(chunk):
+            given = F.cross_entropy(model(inputs), labels, reduction="none")
+            step.add_losses(given)
+            step.backward(given)
+        step.add(chunk)
+        step.finish()
+    assert reads.count <= 1
+
+
+def test_flags_of_several_places_are_read_together():
+    flags = [torch.tensor(True), torch.tensor(False), torch.tensor(True)]
+    assert numerics.read_flags(flags) == [True, False, True]
+    assert numerics.read_flags([]) == []
