@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import CoupledRecords, NonPrivateStep
+from sordino.gradients.numerics import is_autocast
 from sordino.training.loss_tracing.carried import (
     CrossBatchState,
     counts_records,
@@ -632,7 +633,7 @@ class OperationTrace:
             noted,
             results=[slot for tensor in made if (slot := self._slot_of(tensor)) is not None],
             grad_enabled=torch.is_grad_enabled(),
-            autocast=(device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+            autocast=(device, torch.get_autocast_dtype(device)) if is_autocast(device) else None,
             writes=storage_address(targets[0]) if targets else None,
             is_broken=broken,
             is_number=False,
