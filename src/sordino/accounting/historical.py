@@ -23,8 +23,8 @@ from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event, Gaussian, PoissonSampled
 
 __all__ = [
-    "HISTORICAL_ACCOUNTANTS",
     "AdvancedCompositionAccountant",
+    "HISTORICAL_ACCOUNTANTS",
     "HeuristicEstimate",
     "MomentsAccountant",
     "TCDPAccountant",
