@@ -119,6 +119,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     def add(path: str, content: str | bytes) -> None:
         files.append(File.generated(config, path, content=content))
 
+    add("assets/site.css", (ROOT / "website/site.css").read_text(encoding="utf-8"))
     gallery = {"": [], "course": []}
     for tutorial in tutorials.find_tutorials():
         gallery["course" if tutorial.name.startswith("course/") else ""].append(tutorial)
