@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sordino.errors import PrivacyError, UncapturedParameter
 from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
 from sordino.gradients.norms import NormMeasurement, group_numbers
-from sordino.gradients.numerics import guard_holds
+from sordino.gradients.numerics import guard_holds, storage_number
 from sordino.gradients.rules.base import KernelTimings, LayerCall, chunk_records
 from sordino.shapes import Bool, Float
 
@@ -311,7 +311,7 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
     # The entry will be added to: it must be the only owner of its memory, row by row.
     memory = value.untyped_storage()
     # By the memory's own number: its address is not asked for, which tensors without values don't have.
-    place = memory._cdata
+    place = storage_number(value)
     alone = memory.nbytes() == value.nbytes and value.is_contiguous() and place not in taken
     into[parameter] = value if alone else value.clone(memory_format=torch.contiguous_format)
     taken.add(place)

@@ -30,6 +30,7 @@ __all__ = [
     "per_record_product",
     "read_flags",
     "row_squared_norms",
+    "storage_number",
     "tracing_graph",
     "transposed_product",
 ]
@@ -83,6 +84,11 @@ _HOST = "cpu"
 def is_away(tensor: Tensor) -> bool:
     """Whether reading a value of `tensor` means waiting: kernels then take ways that need no look at results."""
     return tensor.device.type != _HOST
+
+
+def storage_number(tensor: Tensor) -> int:
+    """A number of the tensor's memory, which no other memory has while it lives; tensors without values have it too."""
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def read_flags(flags: Sequence[Tensor]) -> list[bool]:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino.errors import CoupledRecords
 from sordino.gradients.backward_strategies import tensor_fingerprint
-from sordino.gradients.numerics import is_away, read_flags
+from sordino.gradients.numerics import is_away, read_flags, storage_number
 from sordino.training.generators import states_undisturbed
 from sordino.training.pytree import tensors_in
 
@@ -63,11 +63,7 @@ class _Held:
 
     def is_unchanged(self, now: Tensor | None) -> bool | Tensor:
         """Whether it is as it was; a single truth value on another device, where to look is to wait."""
-        if (
-            now is None
-            or now is not self.tensor
-            or now.untyped_storage()._cdata != self.memory.untyped_storage()._cdata
-        ):
+        if now is None or now is not self.tensor or storage_number(now) != storage_number(self.memory):
             return False
         if now.storage_offset() != self.memory.storage_offset():
             return False
@@ -125,8 +121,8 @@ class ModuleSnapshot:
         """Put back what changed, and name it."""
         now = dict(_tensors(self._module))
         found = {name: held.is_unchanged(now.get(name)) for name, held in self._held.items()}
-        waiting = [name for name, same in found.items() if isinstance(same, Tensor)]
-        found |= zip(waiting, read_flags([found[name] for name in waiting]), strict=True)
+        waiting = {name: same for name, same in found.items() if isinstance(same, Tensor)}
+        found |= zip(waiting, read_flags(list(waiting.values())), strict=True)
         changed = [name for name, same in found.items() if not same]
         changed += [name for name in now if name not in self._held]
         for name in changed:
