@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from sordino.accounting import asymptotic_log_moment, asymptotic_moments_epsilon, delta, epsilon
+from sordino.accounting.base import add_costs
 from sordino.accounting.dominating_pairs import dominating_pairs
 from sordino.accounting.event_mgfs import pair_mgf
-from sordino.accounting.filters import RDPOrdersFilter, ZCDPFilter, add_costs, best_orders
+from sordino.accounting.filters import RDPOrdersFilter, ZCDPFilter, best_orders
 from sordino.accounting.pld_discretized import pessimistic_discretization
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, stats
 
 from sordino import accounting
-from sordino.accounting.filters import add_costs
+from sordino.accounting.base import add_costs
 from sordino.errors import BudgetExceeded
 from sordino.events import ApproximateDP, Composed, Gaussian, Laplace, PoissonSampled, RandomizedResponse, SelfComposed
 from sordino.ledger.policies import AccountBudget, make_filter

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from sordino.mechanisms import device_noise
-from sordino.mechanisms.device_noise_kernel import add_normal_, chacha20
+from sordino.mechanisms.device_noise_kernel import add_normal_by_kernel_, chacha20
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def draws():
     for dtype in (torch.float32, torch.float64):
         for first, count in ((2047, 2), (rare, 300), ((1 << 45) + 1000, 100)):
             ours, theirs = (torch.full((count,), 0.25, dtype=dtype) for _ in range(2))
-            add_normal_(ours, device_noise.PUBLIC_KEY, first=first, stddev=1.7)
+            add_normal_by_kernel_(ours, device_noise.PUBLIC_KEY, first=first, stddev=1.7)
             device_noise._add_by_operations_(theirs, device_noise.PUBLIC_KEY, first=first, stddev=1.7)
             found.append([str(dtype), first, count, float((ours - theirs).abs().max())])
     return found

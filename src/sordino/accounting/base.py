@@ -1,16 +1,18 @@
-"""What an accountant is: the one interface that every file of this room implements."""
+"""The interfaces of accountants and of privacy filters, which the files of this package implement."""
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from sordino import checks
 from sordino.definitions import NeighboringRelation
-from sordino.errors import AccountingError, SordinoError, UnsupportedEvent
+from sordino.errors import AccountingError, BudgetExceeded, SordinoError, UnsupportedEvent
 from sordino.events import (
     BoundedRange,
     Composed,
@@ -36,7 +38,20 @@ from sordino.events import (
     TruncatedPoissonSampled,
 )
 
-__all__ = ["Accountant", "EventCounts", "Interval", "bounding_events", "double_precision", "flatten", "sampled_epsilon"]
+__all__ = [
+    "Accountant",
+    "Costs",
+    "EventCounts",
+    "Interval",
+    "PrivacyFilter",
+    "RemainingAmount",
+    "add_costs",
+    "bounding_events",
+    "double_precision",
+    "flatten",
+    "round_down",
+    "sampled_epsilon",
+]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -464,3 +479,113 @@ def sampled_epsilon(epsilon: float, sample_rate: float) -> float:
     if epsilon > 30:
         return epsilon + math.log(sample_rate) + math.log1p((1 - sample_rate) / sample_rate * math.exp(-epsilon))
     return math.log1p(sample_rate * math.expm1(epsilon))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a privacy filter is: additive costs of events, and a rule for their totals.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Costs = tuple[float, ...]
+"""What an event, or all events so far, cost in each of a filter's measures."""
+
+
+class RemainingAmount(NamedTuple):
+    """An amount ≥ 0 in a currency, ``ε`` or ``ρ``, and its share of the whole in [0, 1]."""
+
+    amount: float
+    measure: str
+    fraction: float
+
+
+def add_costs(one: Sequence[float], other: Sequence[float], times: int = 1) -> Costs:
+    """One + times · other, rounded up."""
+    return tuple(
+        a if b == 0 else math.nextafter(a + math.nextafter(b * times, math.inf), math.inf)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def round_down(value: float) -> float:
+    """Three significant digits, never more than `value`; 0 for what is not above it."""
+    if value <= 0:
+        return 0.0
+    scale = 10.0 ** (2 - math.floor(math.log10(value)))
+    return math.floor(value * scale * (1 + 1e-12)) / scale
+
+
+class PrivacyFilter(ABC):
+    """Additive costs for every event, and a rule for totals.
+
+    Guarantee:
+        Whatever was chosen from earlier results: events whose total fits are together (ε, δ)-private.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+        neighboring_relation: the neighboring relation.
+    """
+
+    num_measures = 1
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ) -> None:
+        self._epsilon = checks.positive(epsilon=epsilon)
+        self._delta = checks.probability(delta=delta, one=False)
+        self._relation = NeighboringRelation(neighboring_relation)
+        self._charges: list[Costs] = []
+
+    @abstractmethod
+    def costs(self, event: Event) -> Costs:
+        """Upper bounds that add up over events, ≥ 0 and possibly ∞.
+
+        Raises:
+            UnsupportedEvent: the filter has no cost for the event.
+        """
+
+    @abstractmethod
+    def fits(self, total: Costs) -> bool:
+        """Whether a total is within the budget."""
+
+    @abstractmethod
+    def remaining_beside(self, total: Costs) -> RemainingAmount:
+        """What is left of the budget beside a total."""
+
+    def total_costs(self, counts: Mapping[Event, int]) -> Costs:
+        """The costs of a bag of events, rounded up."""
+        total: Costs = (0.0,) * self.num_measures
+        for event, count in counts.items():
+            total = add_costs(total, self.costs(event), count)
+        return total
+
+    @property
+    def total(self) -> Costs:
+        """All costs admitted so far; exact summands are kept, so that rounding never lets one step too many in."""
+        return tuple(math.fsum(column) for column in zip((0.0,) * self.num_measures, *self._charges, strict=True))
+
+    def admit(self, event: Event) -> bool:
+        """Charge the event if it fits; False, and nothing charged, if not."""
+        costs = self.costs(event)
+        before = list(self._charges)
+        self._charges.append(costs)
+        if not self.fits(self.total):
+            self._charges = before
+            return False
+        if len(self._charges) > 64:
+            # Long runs: fold the summands, rounding up.
+            self._charges = [tuple(math.nextafter(part, math.inf) for part in self.total)]
+        return True
+
+    def require(self, event: Event) -> None:
+        """`admit`, or raise.
+
+        Raises:
+            BudgetExceeded: the event does not fit; nothing was charged.
+        """
+        if not self.admit(event):
+            raise BudgetExceeded("the step must fit the remaining budget, got one that does not. Stop here.")

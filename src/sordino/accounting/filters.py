@@ -19,134 +19,37 @@ Example:
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from sordino import checks
-from sordino.accounting.base import bounding_events, flatten
+from sordino.accounting.base import (
+    Costs,
+    PrivacyFilter,
+    RemainingAmount,
+    add_costs,
+    bounding_events,
+    flatten,
+    round_down,
+)
 from sordino.accounting.composition_theorems import step_parameters
 from sordino.accounting.mgf import evaluate_saddle_point
 from sordino.accounting.rdp import renyi_directions
 from sordino.accounting.zcdp_gdp import max_mu, max_rho, rho_to_epsilon, zcdp_rho
 from sordino.definitions import NeighboringRelation
-from sordino.errors import AccountingError, BudgetExceeded, UnsupportedEvent
+from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, PureDP, RepeatAndSelect, event_counts
 
 __all__ = [
-    "Costs",
     "GDPFilter",
-    "PrivacyFilter",
     "RDPFilter",
     "RDPOrdersFilter",
-    "RemainingAmount",
     "ZCDPFilter",
     "ZCDPOdometer",
-    "add_costs",
     "best_orders",
-    "round_down",
 ]
 
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
-
-Costs = tuple[float, ...]
-"""What an event, or all events so far, cost in each of a filter's measures."""
-
-
-class RemainingAmount(NamedTuple):
-    """An amount ≥ 0 in a currency, ``ε`` or ``ρ``, and its share of the whole in [0, 1]."""
-
-    amount: float
-    measure: str
-    fraction: float
-
-
-def add_costs(one: Sequence[float], other: Sequence[float], times: int = 1) -> Costs:
-    """One + times · other, rounded up."""
-    return tuple(
-        a if b == 0 else math.nextafter(a + math.nextafter(b * times, math.inf), math.inf)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def round_down(value: float) -> float:
-    """Three significant digits, never more than `value`; 0 for what is not above it."""
-    if value <= 0:
-        return 0.0
-    scale = 10.0 ** (2 - math.floor(math.log10(value)))
-    return math.floor(value * scale * (1 + 1e-12)) / scale
-
-
-class PrivacyFilter(ABC):
-    """Additive costs for every event, and a rule for totals.
-
-    Guarantee:
-        Whatever was chosen from earlier results: events whose total fits are together (ε, δ)-private.
-
-    Args:
-        epsilon: > 0.
-        delta: in (0, 1).
-        neighboring_relation: the neighboring relation.
-    """
-
-    num_measures = 1
-
-    def __init__(self, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation = _ADD) -> None:
-        self._epsilon = checks.positive(epsilon=epsilon)
-        self._delta = checks.probability(delta=delta, one=False)
-        self._relation = NeighboringRelation(neighboring_relation)
-        self._charges: list[Costs] = []
-
-    @abstractmethod
-    def costs(self, event: Event) -> Costs:
-        """Upper bounds that add up over events, ≥ 0 and possibly ∞.
-
-        Raises:
-            UnsupportedEvent: the filter has no cost for the event.
-        """
-
-    @abstractmethod
-    def fits(self, total: Costs) -> bool:
-        """Whether a total is within the budget."""
-
-    @abstractmethod
-    def remaining_beside(self, total: Costs) -> RemainingAmount:
-        """What is left of the budget beside a total."""
-
-    def total_costs(self, counts: Mapping[Event, int]) -> Costs:
-        """The costs of a bag of events, rounded up."""
-        total: Costs = (0.0,) * self.num_measures
-        for event, count in counts.items():
-            total = add_costs(total, self.costs(event), count)
-        return total
-
-    @property
-    def total(self) -> Costs:
-        """All costs admitted so far; exact summands are kept, so that rounding never lets one step too many in."""
-        return tuple(math.fsum(column) for column in zip((0.0,) * self.num_measures, *self._charges, strict=True))
-
-    def admit(self, event: Event) -> bool:
-        """Charge the event if it fits; False, and nothing charged, if not."""
-        costs = self.costs(event)
-        before = list(self._charges)
-        self._charges.append(costs)
-        if not self.fits(self.total):
-            self._charges = before
-            return False
-        if len(self._charges) > 64:
-            # Long runs: fold the summands, rounding up.
-            self._charges = [tuple(math.nextafter(part, math.inf) for part in self.total)]
-        return True
-
-    def require(self, event: Event) -> None:
-        """`admit`, or raise.
-
-        Raises:
-            BudgetExceeded: the event does not fit; nothing was charged.
-        """
-        if not self.admit(event):
-            raise BudgetExceeded("the step must fit the remaining budget, got one that does not. Stop here.")
 
 
 class _OneMeasure(PrivacyFilter):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.console import JsonOption, Output, epsilon_text, exact, finite, heading, key_value_table, rounded
+from sordino.cli.console import JsonOption, Output, epsilon_text, exact_text, finite, heading, key_value_table, rounded
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
 from sordino.events import (
@@ -274,7 +274,7 @@ def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
     if "plot" in document:
         rows.append(("plot", str(document["plot"])))
     return (
-        heading(f"ε = {epsilon_text(epsilon)} at δ = {exact(float(str(document['delta'])))}"),
+        heading(f"ε = {epsilon_text(epsilon)} at δ = {exact_text(float(str(document['delta'])))}"),
         key_value_table(rows),
         Text("\nε by accountant (each is a valid upper bound)", style="dim"),
         table,
@@ -288,7 +288,7 @@ def _describe_attack(attack: Mapping[str, object]) -> str:
         f"≤ {format_upper_bound(100 * value)} % at {100 * float(rate):g} % false positives"
         for rate, value in found.items()
     ]
-    return f"true positives {', '.join(parts)}; advantage ≤ {exact(float(str(attack['advantage'])))}"
+    return f"true positives {', '.join(parts)}; advantage ≤ {exact_text(float(str(attack['advantage'])))}"
 
 
 def _between(lower: float | str, upper: float | str) -> str:

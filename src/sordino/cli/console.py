@@ -26,7 +26,7 @@ __all__ = [
     "check_single_process_command",
     "check_single_process_options",
     "epsilon_text",
-    "exact",
+    "exact_text",
     "finite",
     "heading",
     "init_distributed",
@@ -155,10 +155,10 @@ def epsilon_text(epsilon: float | str) -> str:
     """What `rounded` gave, for people."""
     if isinstance(epsilon, str):
         return "∞"
-    return f"{epsilon:.5f}" if round(epsilon, 5) == epsilon else exact(epsilon)
+    return f"{epsilon:.5f}" if round(epsilon, 5) == epsilon else exact_text(epsilon)
 
 
-def exact(value: float) -> str:
+def exact_text(value: float) -> str:
     """The shortest text that is this very number: nothing is rounded in a line that says ≤."""
     return repr(float(value)).removesuffix(".0")
 
@@ -169,7 +169,7 @@ def round_up(value: float, digits: int = 6) -> str:
     if float(text) < value:
         step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
         text = f"{(math.floor(value / step) + 1) * step:.{digits}g}"
-    return text if float(text) >= value else exact(value)
+    return text if float(text) >= value else exact_text(value)
 
 
 def print_error(kind: str, message: str, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.account import subsampled_gaussian, summarize_event
-from sordino.cli.console import JsonOption, Output, epsilon_text, exact, heading, key_value_table, round_up
+from sordino.cli.console import JsonOption, Output, epsilon_text, exact_text, heading, key_value_table, round_up
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration
 from sordino.events import Gaussian
@@ -98,7 +98,10 @@ def show_recommendation(
     sources = "\n".join(f"{name.replace('_', ' ')}: {text}." for name, text in _SOURCES.items())
     out.print_result(
         document,
-        heading(f"Settings for ε ≤ {exact(epsilon)} at δ = {exact(delta)}", "by published rules; no record was read"),
+        heading(
+            f"Settings for ε ≤ {exact_text(epsilon)} at δ = {exact_text(delta)}",
+            "by published rules; no record was read",
+        ),
         key_value_table(rows),
         Text("\n" + sources, style="dim"),
     )
@@ -297,7 +300,7 @@ def _page(
         "steps a model needs."
     )
     return (
-        heading(f"noise multipliers for ε ≤ {exact(epsilon)} at δ = {exact(delta)}"),
+        heading(f"noise multipliers for ε ≤ {exact_text(epsilon)} at δ = {exact_text(delta)}"),
         grid,
         key_value_table(rows),
         Text("\n" + rule, style="dim"),
@@ -509,7 +512,7 @@ def _max_rate(asked: _Question, noise: float, delta: float, records: int | None)
 def _round_down(rate: float) -> str:
     """A rate with six digits, never above itself."""
     text = f"{rate:.6g}"
-    return text if float(text) <= rate else exact(rate)
+    return text if float(text) <= rate else exact_text(rate)
 
 
 def _upwards(delta: float) -> float:
@@ -570,11 +573,11 @@ def _show(
         "noise_multiplier": f"noise multiplier {round_up(noise)}",
         "steps": f"at most {steps:,} steps",
         "sample_rate": f"sample rate at most {_round_down(rate)}",
-        "delta": f"δ = {exact(delta)} at least",
+        "delta": f"δ = {exact_text(delta)} at least",
     }
     cost = document["epsilon"]
     assert isinstance(cost, float | str)
-    note = f"keeps the run at ε = {epsilon_text(cost)} ≤ {exact(answer.epsilon)} for δ = {exact(delta)}"
+    note = f"keeps the run at ε = {epsilon_text(cost)} ≤ {exact_text(answer.epsilon)} for δ = {exact_text(delta)}"
     out.print_result(document, heading(words[found], note), key_value_table(rows))
 
 

@@ -75,7 +75,7 @@ def draft(
 
 
 @schema.command("check")
-def check(
+def check_table(
     file: FileArgument,
     schema_file: Annotated[Path, typer.Option("--schema", help="The declared schema, .json or .toml.")],
     epsilon: Annotated[

@@ -9,10 +9,9 @@
 Accounts and reservations are what ``ledger=`` takes in `fit`, `PrivacyEngine` and the estimators.
 """
 
-from sordino.ledger.account import Account, Charge, Remaining, Reservation
+from sordino.ledger.account import Account, Charge, ChargePreview, Remaining, Reservation, preview_charge
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.policies import AccountBudget
-from sordino.ledger.preview import ChargePreview, preview_charge
 from sordino.ledger.store import LedgerEntry
 
 __all__ = [

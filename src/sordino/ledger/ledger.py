@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sordino.accounting.filters import Costs, PrivacyFilter, add_costs
+from sordino.accounting.base import Costs, PrivacyFilter, add_costs
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LedgerError, SordinoError
 from sordino.events import Event, NoOp, event_counts, from_dict, subtract_counts

@@ -14,7 +14,7 @@ from sordino.events import Event, compose_counts
 
 if TYPE_CHECKING:
     from sordino.accounting import Interval
-    from sordino.accounting.filters import PrivacyFilter, RemainingAmount
+    from sordino.accounting.base import PrivacyFilter, RemainingAmount
 
 __all__ = ["AccountBudget", "PLDPolicy", "POLICIES", "make_filter"]
 
@@ -167,7 +167,7 @@ class PLDPolicy:
 
     def remaining(self) -> "RemainingAmount":
         """The ε that is left: what is added composes with the rest, so more than that much may fit."""
-        from sordino.accounting.filters import RemainingAmount
+        from sordino.accounting.base import RemainingAmount
 
         rest = max(0.0, self.budget.epsilon - self.epsilon())
         return RemainingAmount(rest, "ε", rest / self.budget.epsilon)

@@ -203,9 +203,9 @@ def _kernel(device: torch.device) -> Callable[..., None] | None:
     if device.type not in ("cuda", "xpu") or not is_installed("triton"):
         return None
     try:
-        from sordino.mechanisms.device_noise_kernel import add_normal_
+        from sordino.mechanisms.device_noise_kernel import add_normal_by_kernel_
 
-        return add_normal_ if agrees_with_operations(add_normal_, device) else None
+        return add_normal_by_kernel_ if agrees_with_operations(add_normal_by_kernel_, device) else None
     except Exception:
         # No compiler, an old driver: what a kernel may fail by is not a list that ends.
         return None

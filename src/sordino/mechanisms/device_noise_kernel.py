@@ -17,7 +17,7 @@ require("triton", "triton", user="noise by a kernel")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-__all__ = ["add_normal_", "chacha20"]
+__all__ = ["add_normal_by_kernel_", "chacha20"]
 
 _LANES = tl.constexpr(LANES)
 _C0, _C1, _C2, _C3 = (tl.constexpr(word) for word in CONSTANTS)
@@ -155,7 +155,7 @@ def _add_draws(
         _single_pair(out, index + 14 * _LANES, count, stddev, w14, w15, t14, t15)
 
 
-def add_normal_(flat: Tensor, key: tuple[int, ...], *, first: int, stddev: float) -> None:
+def add_normal_by_kernel_(flat: Tensor, key: tuple[int, ...], *, first: int, stddev: float) -> None:
     """Add `stddev` times draws number `first` and following to a contiguous tensor of one dimension."""
     double = flat.dtype == torch.float64
     a_tile = LANES * (8 if double else 16)

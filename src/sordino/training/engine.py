@@ -889,7 +889,7 @@ class PrivacyEngine(metaclass=_EngineNames):
         Example:
             >>> import torch
             >>> from torch.utils.data import DataLoader, TensorDataset
-            >>> model, data = torch.nn.Linear(3, 1), TensorDataset(torch.rand(64, 3))
+            >>> model, data = torch.nn.Linear(3, 1), TensorDataset(torch.ones(64, 3))
             >>> optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
             >>> model, optimizer, loader = engine.make_private(module=model, optimizer=optimizer, max_grad_norm=1.0,
             ...     data_loader=DataLoader(data, batch_size=16), noise_multiplier=1.0)
