@@ -181,7 +181,7 @@ def page() -> str:
 
 
 def table(rows: Sequence[Row], published: Mapping[str, Mapping[str, object]], *, uses: bool) -> str:
-    """One data set: a line for each recipe at each ε."""
+    """One dataset: a line for each recipe at each ε."""
     names = "recipe | ε | accuracy, % | set out from | best published | ε under RDP | ECE"
     lines = [f"| {names} | CPU seconds, first run | further runs |", f"|{'---|' * 9}"]
     groups: dict[tuple[object, ...], list[Row]] = {}
@@ -209,7 +209,7 @@ def further(rows: Sequence[Row]) -> float:
 
 
 def extraction(rows: Sequence[Row], recipe: object) -> float:
-    """Mean seconds that the runs of a recipe on one data set took longer when they had to make the features first.
+    """Mean seconds that the runs of a recipe on one dataset took longer when they had to make the features first.
 
     A process makes them once: a row that took over `EXTRACTED` times as long as another one of the same settings did.
     """
@@ -274,7 +274,7 @@ def number(value: object) -> float:
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", nargs="+", choices=list(RECIPES), default=[])
-    parser.add_argument("--data", nargs="+", default=[], help="named data sets; those of the recipe if not given")
+    parser.add_argument("--data", nargs="+", default=[], help="named datasets; those of the recipe if not given")
     parser.add_argument("--epsilon", nargs="*", type=float, default=list(EPSILONS))
     parser.add_argument("--setting", nargs="+", default=[], help="settings of the recipe that fix the noise")
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,13 +1,13 @@
-"""Training on up to 10⁸ records: does a private step grow with the data set? Memory and time, each in a fresh process.
+"""Training on up to 10⁸ records: does a private step grow with the dataset? Memory and time, each in a fresh process.
 
     ./run bench big-data             # the table, kept as benchmarks/results/big-data.json
     ./run bench big-data --quick     # two sizes, nothing is kept
 
 The expected batch stays 256 records while the number of records N grows from 10⁵ to 10⁸. Ways: `sordino.fit` and the
-loader of a loop of one's own (`PrivacyEngine.make_private`), on a map-style data set whose records are computed from
+loader of a loop of one's own (`PrivacyEngine.make_private`), on a map-style dataset whose records are computed from
 their numbers, and on `MappedArrays` over a (sparse) file with 16 single-precision features a record.
 
-"grown" is what the process's peak resident memory grew by from before the data set was made until the last step;
+"grown" is what the process's peak resident memory grew by from before the dataset was made until the last step;
 "of it file" is the part that is pages of the mapped file, which the system may drop at any time; "step" is the median
 processor time between two batches. What `fit` does after the last step, the accounting of the whole run, does not
 touch the data; it is told apart as "after".

@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py [--seeds 5] [--target-epsilon 1.0]
 
-Every fixed setting is fitted with the whole budget, so "best" is what someone would reach who knew it beforehand.
+Every fixed setting is fitted with the whole budget, so "best" is what someone would reach who knew it in advance.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 Income above 50 000 dollars is predicted on UCI Adult (embedded in the package) from years of education alone, then from
 everything. The first view is a predictor's: accuracy. The second is an economist's: what a year of education adds, and
-what the noise does to that number. The last part is why the noise is there: whoever knows everyone else's records reads
-off an exact release whether one more person was in it.
+what the noise does to that number. The last part is why the noise is there: anyone who knows all other records
+can infer from an exact release whether one more person was in it.
 
 Run: python examples/education_income.py
 """
@@ -87,7 +87,7 @@ def slopes(
 ) -> dict[str, list[tuple[float, float]]]:
     """Percentage points that a year of education adds to the share of high incomes: mean and deviation of fits.
 
-    In reality a data set is released once: the deviation is the error bar that the noise alone adds. It can be computed
+    In reality a dataset is released once: the deviation is the error bar that the noise alone adds. It can be computed
     without the data, so it may be published with the number. What it does not show is a bias: methods that fight noise
     with shrinkage pull the slope towards zero, and more so the more columns share the budget.
     """

@@ -13,7 +13,7 @@ from sordino.training.averaging import TailWeightAverage
 
 
 class RowNorm(nn.Module):
-    """Scales each record to norm 2 on its own: statistics of the data set would have to be paid for."""
+    """Scales each record to norm 2 on its own: statistics of the dataset would have to be paid for."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * nn.functional.normalize(x, dim=1)

@@ -9,8 +9,8 @@ A file `NAME.toml` beside this one says what is varied. [base] holds for every c
 [[grids]]) is varied in all combinations, and cells that differ in `seed` alone are one point. [[panels]] are the axes
 of the picture. [full] has what `--full` replaces: values of [base], the seeds of all grids, the note.
 Every finished cell is one line of `OUT/cells.jsonl`: a command that was cut off goes on from there, and a cell whose
-settings were changed is trained anew. The data are public. ε of a cell is what one run with its settings, fixed
-beforehand, would guarantee on private records; cells without clipping or without noise have no guarantee, and say so.
+settings were changed is trained again. The data are public. ε of a cell is what one run with its settings, fixed
+in advance, would guarantee on private records; cells without clipping or without noise have no guarantee, and say so.
 """
 
 import argparse
@@ -634,7 +634,7 @@ def collect_rows(experiment: Experiment, results: Mapping[str, Result]) -> list[
 def caveat(experiment: Experiment) -> str:
     """What ε in the table means, and what it doesn't."""
     return (
-        f"ε is what one run with these settings, fixed beforehand, would guarantee on {experiment.cells[0].records:,} "
+        f"ε is what one run with these settings, fixed in advance, would guarantee on {experiment.cells[0].records:,} "
         "records: add or remove one, size treated as public. Measured on public records. Choosing settings by such a "
         "table on private records is a release of its own: `sordino tune` includes it in the guarantee."
     )

@@ -17,11 +17,11 @@ from sordino.errors import InvalidArgument
 __all__ = ["FIXED_SEED_CAVEAT", "Guarantee", "NeighboringRelation", "PrivacyUnit", "format_upper_bound"]
 
 FIXED_SEED_CAVEAT = "fixed seed: not for release"
-"""The caveat of all that was made with a chosen seed: no guarantee against whoever knows it."""
+"""The caveat of all that was made with a chosen seed: no guarantee against anyone who knows it."""
 
 
 class NeighboringRelation(StrEnum):
-    """Which pairs of data sets count as neighbors.
+    """Which pairs of datasets count as neighbors.
 
     `REPLACE_SPECIAL` is the zero-out relation: one record is exchanged for a record that contributes
     nothing (Kairouz et al. 2021, "Practical and private (deep) learning without sampling or shuffling").

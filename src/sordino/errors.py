@@ -16,7 +16,7 @@ SordinoError
 ├── BudgetExceeded             the step or the run would spend more than the budget
 ├── UnsupportedEvent           this accountant has no sound answer for this event
 ├── AccountingError            the accountant can't bound its own error for this input
-├── DataUnavailable            a named data set is not on this machine
+├── DataUnavailable            a named dataset is not on this machine
 └── LedgerError                the ledger can't be reached, or does not hold together
 ```
 
@@ -145,7 +145,7 @@ class AccountingError(SordinoError):
 
 
 class DataUnavailable(SordinoError):
-    """A named data set is not on this machine; the message says which file to place where."""
+    """A named dataset is not on this machine; the message says which file to place where."""
 
     section = "data-sets"
 

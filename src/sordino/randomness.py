@@ -41,7 +41,7 @@ _process, _process_id = "", os.getpid()
 
 
 def _mark() -> str:
-    """This process's mark, drawn anew in every child.
+    """This process's mark, drawn again in every child.
 
     A forked child holds copies of its parent's keys and counters; without a mark of its own both would draw alike.
     """
@@ -138,7 +138,7 @@ class KeyedRNG:
 
     Args:
         seed: only together with `reproducible=True`; then the key is a hash of the seed.
-        reproducible: a run with a chosen seed is not private against whoever knows the seed, so everything
+        reproducible: a run with a chosen seed is not private against anyone who knows the seed, so everything
             made with it carries the watermark "not for release".
 
     Raises:
@@ -172,7 +172,7 @@ class KeyedRNG:
     def with_shared_key(self, exchange: Callable[[bytes], bytes]) -> "KeyedRNG":
         """The same randomness in all processes of one run: its key is what `exchange` makes of this one's.
 
-        Whoever holds the key can take the noise off again: it may only travel between processes that hold the records.
+        The noise can be subtracted with the key: it may only be sent between processes that hold the records.
 
         Args:
             exchange: this object's key ↦ the key that all processes agree on, 32 bytes.

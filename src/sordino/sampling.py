@@ -74,10 +74,10 @@ class PoissonSampling:
     """Each record joins each batch independently with probability `sample_rate`.
 
     Guarantee: with `sample_rate` q, a step that is ``event`` on its batch is ``PoissonSampled(q, event)`` on the
-    data set. The batch size is random, secret, and may be zero.
+    dataset. The batch size is random, secret, and may be zero.
 
     Args:
-        sample_rate: in (0, 1]; 1 is the whole data set in every step.
+        sample_rate: in (0, 1]; 1 is the whole dataset in every step.
 
     References:
         Abadi et al. 2016, section 2.2 ("lots"); Balle, Barthe, Gaboardi 2018, theorem 8.
@@ -93,7 +93,7 @@ class PoissonSampling:
         return "full batches" if self.sample_rate == 1 else f"Poisson sampling at rate {self.sample_rate:.6g}"
 
     def event(self, event: Event) -> Event:
-        """The event on the whole data set of a step that is `event` on its batch."""
+        """The event on the whole dataset of a step that is `event` on its batch."""
         return event if self.sample_rate == 1 else PoissonSampled(sample_rate=self.sample_rate, event=event)
 
     def num_charges(self, steps: int) -> int:
@@ -109,7 +109,7 @@ class PoissonSampling:
         """Sorted int64 indices, shape (b,), of the records in batch `step` out of `dataset_size` records.
 
         The gaps between successes of a Bernoulli(q) sequence are geometric: P[gap > k] = (1 − q)ᵏ, so
-        gap = ⌈log U / log(1 − q)⌉ for U uniform in (0, 1). The cost is that of the batch, not of the data set.
+        gap = ⌈log U / log(1 − q)⌉ for U uniform in (0, 1). The cost is that of the batch, not of the dataset.
         """
         dataset_size = checks.integer(0, dataset_size=dataset_size)
         if self.sample_rate == 1:
@@ -120,7 +120,7 @@ class PoissonSampling:
         block = int(expected + 4 * math.sqrt(expected)) + 8
         position, parts = -1, []
         while position < dataset_size:
-            # A gap beyond the data set ends the draw however large it is; the cap keeps int64 from overflowing.
+            # A gap beyond the dataset ends the draw however large it is; the cap keeps int64 from overflowing.
             gaps = np.ceil(np.log(stream.uniform(block)) / log_miss)
             positions = position + np.cumsum(np.minimum(gaps, dataset_size + 1).astype(np.int64))
             parts.append(positions)
@@ -165,7 +165,7 @@ class ShuffledSampling:
     """Each epoch shuffles the records and deals them into `steps_per_epoch` disjoint batches of nearly equal size.
 
     Guarantee: a record is in exactly one batch of an epoch, so when each batch is one ``event``, a whole epoch is one
-    ``event`` on the data set under replace-one and zero-out: the batches without the record are the same for both
+    ``event`` on the dataset under replace-one and zero-out: the batches without the record are the same for both
     neighbors. Nothing is claimed from the shuffling itself. Adding or removing a record would move the borders of
     all batches, so that relation has no guarantee here.
 
@@ -186,7 +186,7 @@ class ShuffledSampling:
         return "shuffled epochs without amplification"
 
     def event(self, event: Event) -> Event:
-        """The event on the whole data set of an epoch whose every step is `event` on its batch."""
+        """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
         return event
 
     def num_charges(self, steps: int) -> int:
@@ -217,7 +217,7 @@ class CyclicPoissonSampling:
     When: noise is correlated over at most `groups` steps: a record is in at most one step of a cycle.
 
     Guarantee: a record is drawn at most once a cycle, with probability ``groups · sample_rate``, whatever was drawn
-    before. When each step is one ``event`` on its batch, a cycle is ``event(event)`` on the data set. A record's group
+    before. When each step is one ``event`` on its batch, a cycle is ``event(event)`` on the dataset. A record's group
     depends on its number alone, in every segment of a run: neighbors must agree in the numbers of all other records,
     so under add-or-remove-one the number of a removed record stays vacant.
 
@@ -246,7 +246,7 @@ class CyclicPoissonSampling:
         return PoissonSampling(sample_rate=min(1.0, self.groups * self.sample_rate))
 
     def event(self, event: Event) -> Event:
-        """The event on the whole data set of a cycle whose every step is `event` on its batch."""
+        """The event on the whole dataset of a cycle whose every step is `event` on its batch."""
         return self._within.event(event)
 
     def num_charges(self, steps: int) -> int:
@@ -289,7 +289,7 @@ class FixedBatchSampling:
         return f"{self.steps_per_epoch} fixed batches by record number"
 
     def event(self, event: Event) -> Event:
-        """The event on the whole data set of an epoch whose every step is `event` on its batch."""
+        """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
         return event
 
     def num_charges(self, steps: int) -> int:
@@ -312,7 +312,7 @@ class FixedSizeSampling:
     """Each batch has `batch_size` records, drawn uniformly from `dataset_size` without or with replacement.
 
     Guarantee: a step that is ``event`` on its batch is ``SampledWithoutReplacement(dataset_size, batch_size, event)``,
-    or ``SampledWithReplacement(…)``, on the data set, under replace-one and zero-out: neighbors have the same number
+    or ``SampledWithReplacement(…)``, on the dataset, under replace-one and zero-out: neighbors have the same number
     of records, which is public. Batches of different steps are independent. With replacement a record that was drawn
     k times counts k times, as k records.
 
@@ -343,7 +343,7 @@ class FixedSizeSampling:
         return f"fixed-size sampling {how} replacement, {self.batch_size} of {self.dataset_size}"
 
     def event(self, event: Event) -> Event:
-        """The event on the whole data set of a step that is `event` on its batch."""
+        """The event on the whole dataset of a step that is `event` on its batch."""
         sampled = SampledWithReplacement if self.with_replacement else SampledWithoutReplacement
         return sampled(dataset_size=self.dataset_size, sample_size=self.batch_size, event=event)
 
@@ -352,7 +352,7 @@ class FixedSizeSampling:
         return steps
 
     def check_dataset_size(self, dataset_size: int) -> None:
-        """Refuse a data set of another size: the rate of draws would be another one.
+        """Refuse a dataset of another size: the rate of draws would be another one.
 
         Raises:
             InvalidArgument: it differs.
@@ -360,7 +360,7 @@ class FixedSizeSampling:
         if dataset_size != self.dataset_size:
             raise InvalidArgument(
                 f"dataset_size must be the number of records (or units) that batches are drawn from, {dataset_size}, "
-                f"got {self.dataset_size} in the plan. Make the plan for this data set."
+                f"got {self.dataset_size} in the plan. Make the plan for this dataset."
             )
 
     def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
@@ -415,7 +415,7 @@ class RandomAllocationSampling:
     One participation is balls in bins: each record falls into one batch of the epoch. Batch sizes are random, secret.
 
     Guarantee: an epoch whose every step is one ``event`` on its batch is
-    ``RandomAllocation(steps_per_epoch, participations, 1, event)`` on the data set under every relation, with
+    ``RandomAllocation(steps_per_epoch, participations, 1, event)`` on the dataset under every relation, with
     amplification for Gaussians under add-or-remove-one and zero-out. A broken-off epoch costs a whole one; what follows
     it begins another.
 
@@ -446,7 +446,7 @@ class RandomAllocationSampling:
         return f"random allocation to {self.participations} of {self.steps_per_epoch} batches an epoch"
 
     def event(self, event: Event) -> Event:
-        """The event on the whole data set of an epoch whose every step is `event` on its batch."""
+        """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
         return RandomAllocation(steps=self.steps_per_epoch, participations=self.participations, epochs=1, event=event)
 
     def num_charges(self, steps: int) -> int:

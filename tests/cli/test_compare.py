@@ -196,7 +196,7 @@ def test_training_by_an_estimator_leaves_a_folder_that_holds_together(people, me
     assert json.loads((people / "run" / "metrics.json").read_text()) == {}
     assert accounting.epsilon(run.event(), run.guarantee.delta).upper == pytest.approx(body["epsilon"])
     assert sum(tensor.numel() for tensor in run.load_model().values()) > 2
-    assert ("size of the data set is treated as public" in body["description"]) == (method in {"dp-gd", "network"})
+    assert ("size of the dataset is treated as public" in body["description"]) == (method in {"dp-gd", "network"})
     assert (people / "run" / "report.html").stat().st_size > 0
     report = build_report(run)
     assert {item.title for item in report.privacy_hazards if item.status == "not stated"} - {

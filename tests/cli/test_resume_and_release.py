@@ -1,4 +1,4 @@
-"""What leaves the process of a training in release mode must be the same for neighboring data sets."""
+"""What leaves the process of a training in release mode must be the same for neighboring datasets."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def records():
 
 
 def neighbors():
-    """The data set, and what one record can do to it: carry a NaN, carry huge values, be missing, be the only one."""
+    """The dataset, and what one record can do to it: carry a NaN, carry huge values, be missing, be the only one."""
     features, labels = records()
     broken, huge = features.clone(), features.clone()
     broken[7], huge[7] = torch.nan, 1e30

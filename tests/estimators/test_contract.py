@@ -347,7 +347,7 @@ def test_refusals_name_what_to_do():
 
 @pytest.mark.parametrize("name", ["LogisticRegression", "GaussianNB", "PCA", "DPClassifier"])
 def test_several_processes_are_refused_before_anything_is_charged(name, monkeypatch):
-    """Each would fit anew, with noise and a bill of its own."""
+    """Each would fit again, with noise and a bill of its own."""
     monkeypatch.setattr(
         distributed, "get_distributed_context", lambda: distributed.DistributedContext(rank=1, world_size=2)
     )

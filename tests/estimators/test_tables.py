@@ -156,7 +156,7 @@ def test_training_refuses_tables_before_anything_is_charged(table, tmp_path):
         fit(model, losses, table, plan, run_folder=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
     engine, optimizer = PrivacyEngine(), torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InvalidArgument, match=r"data set of data_loader must be tensors.*schema.encode"):
+    with pytest.raises(InvalidArgument, match=r"dataset of data_loader must be tensors.*schema.encode"):
         engine.make_private(
             module=model,
             optimizer=optimizer,

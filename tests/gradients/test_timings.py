@@ -78,7 +78,7 @@ def test_the_fastest_attempt_wins(tmp_path: Path) -> None:
 
 
 def test_no_record_is_timed(tmp_path: Path) -> None:
-    # Values that a kernel would have to compute anew, and sizes of batches, leave the same choices' names.
+    # Values that a kernel would have to compute again, and sizes of batches, leave the same choices' names.
     torch.manual_seed(0)
     model, kept = _Reshaped(), []
     for number, x in enumerate((torch.randn(3, 3, 4, 6), 1e-30 * torch.randn(17, 3, 4, 6))):

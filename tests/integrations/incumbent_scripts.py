@@ -1275,7 +1275,7 @@ def weight_penalty(PrivacyEngine, changed=False):
 @changes(
     "Training accuracy over the private loader after each epoch",
     "DataLoader of your own",
-    "a `DataLoader` of your own over the data set for evaluation",
+    "a `DataLoader` of your own over the dataset for evaluation",
 )
 def accuracy_on_the_private_loader(PrivacyEngine, changed=False):
     model, data = mlp(), rows()
@@ -1579,7 +1579,7 @@ def hidden_answers(answers, valid):
 
 
 class Hidden(Dataset):
-    """Each record with answers that are hidden anew whenever it is read."""
+    """Each record with answers that are hidden again whenever it is read."""
 
     def __init__(self, data):
         self.data = data
@@ -1596,8 +1596,8 @@ class Hidden(Dataset):
 
 @refused(
     "Knowledge tracing: answers to hide are chosen in the loop, a mean over the hidden ones of the batch",
-    "make targets and weights in the data set",
-    "the choice in the data set's `__getitem__`; `F.binary_cross_entropy(out, answers, weight=hidden, "
+    "make targets and weights in the dataset",
+    "the choice in the dataset's `__getitem__`; `F.binary_cross_entropy(out, answers, weight=hidden, "
     'reduction="none").mean()`',
     "the mean divides by how many positions the batch hides: one long record scales down every other gradient",
 )

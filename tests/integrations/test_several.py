@@ -118,7 +118,7 @@ def test_hugging_face(tmp_path):
     assert shown.count("private diagnostics: step 1, ") == 3
     files = {path.name for path in (tmp_path / "hugging" / "checkpoint-8").glob("rng_state*")}
     assert files == {"rng_state_0.pth", "rng_state_1.pth"}
-    # Four newer steps beside the checkpoint, and eight of its own; then four more, from the checkpoint it wrote anew.
+    # Four newer steps beside the checkpoint, and eight of its own; then four more, from the checkpoint it wrote again.
     agree(resumed)
     assert resumed[0]["epsilon"] == pytest.approx(epsilon_of(20), rel=1e-9)
     for one in (0, 1):
@@ -151,7 +151,7 @@ def test_accelerate(tmp_path):
     first, resumed, little, absurd, charged, refused = found
     same_as_alone(first, several.accelerated(tmp_path / "alone"))
     assert not first[0]["is_wrapped"]
-    # States that these processes wrote themselves cost nothing anew.
+    # States that these processes wrote themselves cost nothing again.
     assert [one["gone_back"] for one in first] == [first[0]["epsilon"]] * 2
     agree(resumed)
     assert resumed[0]["epsilon"] == pytest.approx(epsilon_of(12), rel=1e-9)
@@ -186,7 +186,7 @@ def test_lightning(tmp_path):
     assert not first[0]["is_wrapped"]
     assert not first[0]["given_back"]
     assert shown.count("private diagnostics: step 1, ") == 2
-    # Eight steps, eight more from the older checkpoint on, and four from the one that was then written anew.
+    # Eight steps, eight more from the older checkpoint on, and four from the one that was then written again.
     agree(resumed)
     assert resumed[0]["epsilon"] == pytest.approx(epsilon_of(20), rel=1e-9)
     for one in (0, 1):

@@ -34,7 +34,7 @@ def tamper(ledger, *statements):
 
 
 def rewritten(ledger, change):
-    """All lines, `change` applied to each as a dict, and sealed anew from there on."""
+    """All lines, `change` applied to each as a dict, and sealed again from there on."""
     connection = sqlite3.connect(ledger.url.removeprefix("sqlite:///"))
     cursor = connection.execute("SELECT * FROM sordino_ledger ORDER BY seq")
     names = [column[0] for column in cursor.description]

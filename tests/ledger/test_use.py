@@ -1,4 +1,4 @@
-"""One account for everything that reads a data set: preprocessing, estimators, `fit`, engines, searches."""
+"""One account for everything that reads a dataset: preprocessing, estimators, `fit`, engines, searches."""
 
 import pickle
 from dataclasses import replace
@@ -54,7 +54,7 @@ def drain(loader, *, epochs):
 
 
 class Untouchable(TensorDataset):
-    """A data set of known structure whose records must not be read."""
+    """A dataset of known structure whose records must not be read."""
 
     def __getitem__(self, index):
         raise AssertionError("a record was read")

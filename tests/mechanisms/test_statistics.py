@@ -33,7 +33,7 @@ EXTREMES = (0.0, 1.0, -1.0, 7.5, -7.5, 1e-12, 1e300, -1e300, math.inf, -math.inf
 
 
 def neighbors(columns, neighboring_relation, trials=120):
-    """Pairs of data sets that differ in one record, random and extreme."""
+    """Pairs of datasets that differ in one record, random and extreme."""
     generator = np.random.default_rng(7)
 
     def record():

@@ -57,7 +57,7 @@ def test_the_guarantee_is_that_of_all_stages_together():
     assert fitted.guarantee.epsilon == pytest.approx(accounting.epsilon(one, DELTA).upper, rel=1e-9)
     assert fitted.events == (Gaussian(noise_multiplier=3.0), *[Gaussian(noise_multiplier=5.0)] * 2)
     assert fitted.complete
-    assert "the size of the data set is treated as public" in fitted.guarantee.caveats
+    assert "the size of the dataset is treated as public" in fitted.guarantee.caveats
 
 
 def test_a_charge_that_was_not_planned_is_refused_before_anything_is_read():
@@ -164,7 +164,7 @@ def test_a_changed_transcript_does_not_pass(tmp_path):
 
 
 def test_a_plan_with_another_stage_does_not_pass(tmp_path):
-    """The folder is made anew around the changed plan, so that its chain of hashes holds."""
+    """The folder is made again around the changed plan, so that its chain of hashes holds."""
     two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run_folder=tmp_path / "run")
     assert (
         verify(tmp_path / "run").item("plan").detail

@@ -46,7 +46,7 @@ def test_a_recipe_never_exceeds_its_target(model: str, target_epsilon: float) ->
     recipe = recipe_for(model, target_epsilon=target_epsilon)
     spent = recipe.plan.guarantee()
     assert 0.97 * target_epsilon < spent.epsilon <= target_epsilon
-    assert "the size of the data set is treated as public" in spent.caveats
+    assert "the size of the dataset is treated as public" in spent.caveats
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -105,7 +105,7 @@ class Stop(Exception):
 
 
 def own_loop(model, settings, given):
-    """Two epochs of a loop of the user's own; the whole data set in each batch unless a rate is given."""
+    """Two epochs of a loop of the user's own; the whole dataset in each batch unless a rate is given."""
     x, y = records(settings.get("records", 24))
     data = TensorDataset(x, y)
     sampler = DistributedSampler(data) if settings.get("sampler") else None

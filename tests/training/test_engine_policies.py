@@ -503,7 +503,7 @@ def test_a_ledger_holds_the_budget_before_the_first_batch_and_what_a_resume_coul
         (
             {"units": UnitAssignment(unit_ids=[0] * 9, num_units=1)},
             InvalidArgument,
-            "one unit per record of the data set",
+            "one unit per record of the dataset",
         ),
     ],
 )

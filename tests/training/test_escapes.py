@@ -254,7 +254,7 @@ def test_ordinary_loops_beside_them_go_on(loop):
     train(loop, linear)
 
 
-# --- what is proved anew ------------------------------------------------------------------------------------------
+# --- what is proved again ------------------------------------------------------------------------------------------
 
 
 class Tokens(nn.Module):

@@ -173,7 +173,7 @@ def test_a_batch_is_given_again_a_few_times_only():
         for _ in range(10):
             model(next(iter(loader))[0])
 
-    with pytest.raises(NonPrivateStep, match="make_private anew"):
+    with pytest.raises(NonPrivateStep, match="make_private again"):
         forward()
 
 
@@ -252,7 +252,7 @@ def test_parts_of_units_are_counted_by_public_numbers_too():
     units = UnitAssignment(unit_ids=torch.arange(32) // 2, num_units=16)
     found, engine = parts(32, 6, units=units, microbatch_size=4)
     assert len(set(found)) == 1
-    assert any("size of the data set" in caveat for caveat in engine.guarantee(1e-5).caveats)
+    assert any("size of the dataset" in caveat for caveat in engine.guarantee(1e-5).caveats)
 
 
 def test_a_batch_exceeds_its_bound_once_in_a_million():

@@ -254,7 +254,7 @@ def collate_with_noise(items):
 
 
 def data_of(kind: str, records: int = RECORDS):
-    """A data set, its collate function, and whether the model has dropout."""
+    """A dataset, its collate function, and whether the model has dropout."""
     if kind == "dropout":
         return table(records), None
     if kind == "collate":

@@ -176,7 +176,7 @@ def looks_like(measured, stddev, draws):
 
 
 def own_arithmetic(the_plan, sensitivity):
-    """(noise on a gradient entry, noise on the loss sum) that share 1/z² as the curve says, worked out anew."""
+    """(noise on a gradient entry, noise on the loss sum) that share 1/z² as the curve says, worked out again."""
     precision = 1 / the_plan.noise_multiplier**2
     share = the_plan.loss_release.budget_fraction
     return sensitivity / math.sqrt((1 - share) * precision), the_plan.loss_release.max_loss / math.sqrt(

@@ -76,7 +76,7 @@ def test_no_noise_is_marked_as_not_private():
 
 def test_a_public_size_is_said():
     assert "public" not in PLAN.guarantee(steps=1).describe()
-    assert "size of the data set" in replace(PLAN, dataset_size_is_public=True).guarantee(steps=1).describe()
+    assert "size of the dataset" in replace(PLAN, dataset_size_is_public=True).guarantee(steps=1).describe()
 
 
 def test_json_holds_the_whole_plan_and_nothing_else():

@@ -1,4 +1,4 @@
-"""Records whose code raises, and data sets that fetch many at once."""
+"""Records whose code raises, and datasets that fetch many at once."""
 
 import numpy as np
 import pytest

@@ -191,7 +191,7 @@ def test_a_loop_that_breaks_an_epoch_off_pays_for_the_next_one_as_a_whole():
     ids=["balls in bins", "shuffled"],
 )
 def test_a_checkpoint_in_the_middle_of_an_epoch_is_followed_by_an_epoch_of_its_own(options, tmp_path):
-    # What is left of the epoch is dealt anew, and the next epoch begins inside of the loop's next pass: each is paid.
+    # What is left of the epoch is dealt again, and the next epoch begins inside of the loop's next pass: each is paid.
     def private():
         module, engine = model(), PrivacyEngine()
         return (

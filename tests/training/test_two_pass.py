@@ -120,7 +120,7 @@ def test_a_record_whose_terms_cancel_keeps_the_bound():
 
 
 class Unlike(nn.Module):
-    """Masks that are drawn anew when the block is run again."""
+    """Masks that are drawn again when the block is run again."""
 
     def __init__(self, *, reentrant):
         super().__init__()

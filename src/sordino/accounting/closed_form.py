@@ -201,14 +201,14 @@ def _bracketed(exponent: float, mu: float, error: float) -> tuple[float, float]:
 
 
 def remove_direction_delta(epsilon: float, sample_rate: float, mu: float) -> tuple[float, float]:
-    """Bounds on δ(ε) when the record is in P's data set, for ε ≥ 0."""
+    """Bounds on δ(ε) when the record is in P's dataset, for ε ≥ 0."""
     inner = _amplified(epsilon, sample_rate)
     low, high = _bracketed(inner, mu, 8 * _UNIT * (1 + abs(inner) + epsilon))
     return sample_rate * low * (1 - 4 * _UNIT), sample_rate * high * (1 + 4 * _UNIT)
 
 
 def add_direction_delta(epsilon: float, sample_rate: float, mu: float) -> tuple[float, float]:
-    """Bounds on δ(ε) when the record is in Q's data set, for ε ≥ 0."""
+    """Bounds on δ(ε) when the record is in Q's dataset, for ε ≥ 0."""
     # A = q − (1−q)(e^ε − 1) keeps its accuracy for small ε.
     grown = (1 - sample_rate) * math.expm1(min(epsilon, 700.0))
     share = sample_rate - grown

@@ -164,17 +164,17 @@ class MixturePair:
 
     @staticmethod
     def remove(sample_rate: float, shift: float) -> "MixturePair":
-        """The record is in P's data set only."""
+        """The record is in P's dataset only."""
         return MixturePair(Mixture((MixtureComponent(weight=sample_rate, shift=shift),)), Mixture())
 
     @staticmethod
     def add(sample_rate: float, shift: float) -> "MixturePair":
-        """The record is in Q's data set only."""
+        """The record is in Q's dataset only."""
         return MixturePair(Mixture(), Mixture((MixtureComponent(weight=sample_rate, shift=shift),)))
 
     @staticmethod
     def replace(sample_rate: float, shift: float) -> "MixturePair":
-        """The record takes opposite extreme values in the two data sets, `shift` apart."""
+        """The record takes opposite extreme values in the two datasets, `shift` apart."""
         return MixturePair(
             Mixture((MixtureComponent(weight=sample_rate, shift=shift / 2),)),
             Mixture((MixtureComponent(weight=sample_rate, shift=-shift / 2),)),

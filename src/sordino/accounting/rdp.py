@@ -96,7 +96,7 @@ def _log_moments(steps: int, shift: float) -> tuple[float, ...]:
 
 
 def removing_moment(steps: int, shift: float) -> Callable[[float], float]:
-    """λ ↦ an upper bound on K(λ) when the record is in P's data set.
+    """λ ↦ an upper bound on K(λ) when the record is in P's dataset.
 
     Example:
         >>> import math
@@ -118,7 +118,7 @@ def removing_moment(steps: int, shift: float) -> Callable[[float], float]:
 
 
 def adding_moment(steps: int, shift: float) -> Callable[[float], float]:
-    """λ ↦ an upper bound on K(λ) when the record is in Q's data set."""
+    """λ ↦ an upper bound on K(λ) when the record is in Q's dataset."""
     return lambda lam: shift * shift * lam * min(lam + 1, 1 + lam / steps) / 2
 
 

@@ -188,7 +188,7 @@ class RecordCanaries:
 def mislabeled_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tuple[Tensor, ...]:
     """`count` records of the data with another label: for (features, labels) with labels 0, 1, ….
 
-    The records are taken from the data, so the audit must not be released as if these were private beforehand.
+    The records are taken from the data, so the audit must not be released as if these were private in advance.
 
     Raises:
         InvalidArgument: the data are no such pair, have fewer records, or one label only.

@@ -1,4 +1,4 @@
-"""Record a pipeline on one data set, replay it on its neighbors.
+"""Record a pipeline on one dataset, replay it on its neighbors.
 
 On D every release is recorded: the mechanism, what it was given, what it answered. On each neighbor D′ the mechanisms
 answer what they answered on D. Then the executions may differ in what the mechanisms were *given*, by at most the
@@ -193,7 +193,7 @@ def _same_attributes(one: object, other: object, depth: int) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Record a pipeline on one data set, replay it on its neighbors.
+# Record a pipeline on one dataset, replay it on its neighbors.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +256,7 @@ def replay(
             (``KeyedRNG(seed=…, reproducible=True)``, estimators with ``random_state``), so that batches and first
             weights are the same each time. Releases outside sordino's mechanisms are not forced, and show as leaks.
         data: D.
-        neighbors: data sets that differ from D by one unit.
+        neighbors: datasets that differ from D by one unit.
         zero_noise: whether a mechanism may add no noise, for debugging.
 
     Returns:

@@ -166,7 +166,7 @@ class AuditResult:
 
     Args:
         claimed: the guarantee that was claimed.
-        bound: what was shown, by the attacker named beforehand.
+        bound: what was shown, by the attacker named in advance.
         others: the same guesses, or the other attacker's, by other methods; each holds alone with its confidence.
         attacker: what the attacker saw.
         canaries: their kind.
@@ -242,7 +242,7 @@ def audit_training(
     """Train once under `plan` with canaries among the records, attack, and bound ε from below.
 
     Each canary is in with probability ½. The attacker guesses "in" for the highest scores and "out" for the lowest; how
-    often is fixed beforehand. The trained model holds canaries: don't release it. The audit is for testing: what it
+    often is fixed in advance. The trained model holds canaries: don't release it. The audit is for testing: what it
     returns is not private, unless the data are public.
 
     Guarantee: of the bound, not of the data: when the training is as private as the plan says, `bound` is above its ε

@@ -162,7 +162,7 @@ def account(
     event: Annotated[str | None, typer.Option(help="An event as JSON, or a file that holds one.")] = None,
     delta: Annotated[float | None, typer.Option(help="δ, in (0, 1). A run folder brings its own.")] = None,
     neighboring_relation: Annotated[
-        NeighboringRelation | None, typer.Option(help="Which data sets count as neighbors.")
+        NeighboringRelation | None, typer.Option(help="Which datasets count as neighbors.")
     ] = None,
     unit: Annotated[PrivacyUnit | None, typer.Option("--privacy-unit", help="Whose contribution is protected.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,

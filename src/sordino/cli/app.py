@@ -88,7 +88,7 @@ class Commands(TyperGroup):
             print_error("Interrupted", "Interrupted.", as_json=_speaks_json(ctx))
             raise typer.Exit(130) from error
         except BrokenPipeError as error:
-            # Whoever read the output has seen enough; what is left in the buffer goes nowhere.
+            # Anyone who read the output has seen enough; what is left in the buffer goes nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from error
         except OSError as error:

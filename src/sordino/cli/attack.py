@@ -100,7 +100,7 @@ def attack(
 def load_run_dataset(
     folder: RunFolder, data: str | None, schema: Path | None, test: Path | None, *, public: bool
 ) -> "DatasetSplits":
-    """The data set of a run, with records that were not trained on.
+    """The dataset of a run, with records that were not trained on.
 
     Args:
         folder: the `RunFolder`.
@@ -120,8 +120,8 @@ def load_run_dataset(
         dataset = replace(dataset, train=split.train, test=split.test if dataset.test is None else dataset.test)
     if dataset.test is None or not len(dataset.test):
         raise InvalidArgument(
-            "test must be a file of records that were not trained on, got none. Give --test: without them nobody can "
-            "tell what the model says of strangers."
+            "test must be a file of records that were not trained on, got none. Give --test: an "
+            "attack compares members with such records."
         )
     return replace(dataset, public=dataset.public or public)
 

@@ -124,7 +124,7 @@ def _data_of(run: RunFolder) -> str:
     described = run.meta.get("data")
     name = described.get("name") if isinstance(described, dict) else None
     if not isinstance(name, str):
-        raise InvalidArgument("data must be given for a run that doesn't name its data set, got none. Give --data.")
+        raise InvalidArgument("data must be given for a run that doesn't name its dataset, got none. Give --data.")
     return name
 
 
@@ -149,7 +149,7 @@ def _recipe(
 
 
 def _into_report(run: RunFolder, result: "AuditResult") -> None:
-    """Add the audit to the run's others, and write its report anew."""
+    """Add the audit to the run's others, and write its report again."""
     from sordino.report import write_report
 
     file = run.path / "audit.json"

@@ -206,7 +206,7 @@ def check_single_process_command(command: str | None) -> None:
     """
     if _several() and command not in _TOGETHER:
         raise InvalidArgument(
-            f"command must be train in several processes, got {command}, which each of them would carry out anew. "
+            f"command must be train in several processes, got {command}, which each of them would carry out again. "
             "Start it in one process."
         )
 

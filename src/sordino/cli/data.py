@@ -1,4 +1,4 @@
-"""`sordino data list | show | get`: the named public data sets."""
+"""`sordino data list | show | get`: the named public datasets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,13 @@ from sordino.cli.console import JsonOption, Output, heading, key_value_table
 
 __all__ = ["data"]
 
-data = typer.Typer(help="The named public data sets: which there are, what they hold, where they lie.")
+data = typer.Typer(help="The named public datasets: which there are, what they hold, where they lie.")
 NameArgument = Annotated[str, typer.Argument(help="A name from `sordino data list`.")]
 
 
 @data.command("list")
 def list_all(as_json: JsonOption = False) -> None:
-    """List the named data sets."""
+    """List the named datasets."""
     from sordino.data import list_datasets
 
     out = Output(as_json=as_json)
@@ -41,7 +41,7 @@ def list_all(as_json: JsonOption = False) -> None:
 
 @data.command("show")
 def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Show what is known about a named data set: shapes, labels, schema, license, files."""
+    """Show what is known about a named dataset: shapes, labels, schema, license, files."""
     from sordino.data import describe_dataset
 
     out = Output(as_json=as_json)
@@ -65,7 +65,7 @@ def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @data.command("get")
 def fetch(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Put a named data set on this machine, checked against its checksum, and say where."""
+    """Put a named dataset on this machine, checked against its checksum, and say where."""
     from sordino.data import download_dataset
 
     out = Output(as_json=as_json)

@@ -88,7 +88,7 @@ class EstimatorJob:
         delta: of the fit; None takes the default.
         seed: a chosen seed, or None.
         folder: where the run goes.
-        ledger: the data set's account, or None.
+        ledger: the dataset's account, or None.
     """
 
     dataset: "DatasetSplits"
@@ -212,7 +212,7 @@ def _with_public_size(guarantee: Guarantee) -> Guarantee:
         sampler=guarantee.sampler,
         neighboring_relation=guarantee.neighboring_relation,
         privacy_unit=guarantee.privacy_unit,
-        caveats=("the size of the data set is treated as public", *guarantee.caveats),
+        caveats=("the size of the dataset is treated as public", *guarantee.caveats),
     )
 
 
@@ -255,7 +255,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
     return {
         "target_epsilon": job.epsilon,
         "reproducible": job.seed is not None,
-        "settings": "The settings are the estimator's defaults, which were fixed beforehand on public datasets",
+        "settings": "The settings are the estimator's defaults, which were fixed in advance on public datasets",
         "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
         "data": {
             "name": dataset.name,
@@ -273,7 +273,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
             "preprocessing": "Each record is scaled and encoded on its own, by the declared schema.",
             "normalization": "No statistic of the records is computed.",
             "schema": "Bounds, categories and labels are declared, never taken from the records.",
-            "early_stopping": "None: the number of steps is fixed beforehand.",
+            "early_stopping": "None: the number of steps is fixed in advance.",
             "evaluation": measured if job.test_is_public and dataset.test is not None else "None.",
             "logging": "No loss, norm or number of records is printed or stored.",
         },
@@ -354,7 +354,7 @@ class TuningJob:
         space: of the estimator's parameters.
         rng: of the search.
         folder: where the run goes.
-        ledger: the data set's account, or None.
+        ledger: the dataset's account, or None.
     """
 
     dataset: "DatasetSplits"
@@ -469,7 +469,7 @@ def _run_search(job: TuningJob, rows: "TabularTask", delta: float, out: Output) 
         if not any(run):
             shutil.rmtree(run.path)
         raise
-    size = ("the size of the data set is treated as public", *tuned.guarantee.caveats)
+    size = ("the size of the dataset is treated as public", *tuned.guarantee.caveats)
     guarantee = replace(tuned.guarantee, caveats=size)
     if tuned.model is None:
         run.close()
@@ -560,7 +560,7 @@ def _meta(job: TuningJob, rows: "TabularTask") -> dict[str, object]:
     meta = estimator_metadata(_one(job), rows)
     judged = "on public test records" if job.public_score else "on the records, with noise"
     said = (
-        f"Settings were drawn at random from a space fixed beforehand, a secret random number of times (mean "
+        f"Settings were drawn at random from a space fixed in advance, a secret random number of times (mean "
         f"{job.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only the winner left."
     )
     accesses = meta["data_accesses"]

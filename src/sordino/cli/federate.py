@@ -188,8 +188,8 @@ def _meta(found: "DatasetSplits", model: str, optimizer: str, epsilon: float, cl
         "data_accesses": {
             "preprocessing": "Each record is scaled and encoded on its own.",
             "normalization": "No statistic of the records is computed.",
-            "schema": "The form of the records and the labels are fixed by the data set.",
-            "early_stopping": "None: rounds were fixed beforehand.",
+            "schema": "The form of the records and the labels are fixed by the dataset.",
+            "early_stopping": "None: rounds were fixed in advance.",
             "evaluation": "Accuracy, calibration and subgroups on test records that are public."
             if found.test is not None
             else "None.",

@@ -1,4 +1,4 @@
-"""`sordino ledger`: budgets of data sets, what was spent on them, and what is left."""
+"""`sordino ledger`: budgets of datasets, what was spent on them, and what is left."""
 
 import json
 import sys
@@ -33,9 +33,9 @@ __all__ = [
     "with_affordable_delta",
 ]
 
-ledger = typer.Typer(help="Who spent what on which data set, and what is left.", no_args_is_help=True)
+ledger = typer.Typer(help="Who spent what on which dataset, and what is left.", no_args_is_help=True)
 PlaceArgument = Annotated[str, typer.Argument(metavar="LEDGER", help="A file, or postgresql://user@host/database.")]
-NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="The name under which the data set is declared.")]
+NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="The name under which the dataset is declared.")]
 LedgerOption = Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")]
 DatasetNameOption = Annotated[str | None, typer.Option(help="The account in --ledger that pays.")]
 DryRunOption = Annotated[
@@ -153,7 +153,7 @@ def declare(
     epsilon: Annotated[float, typer.Option(help="ε of all that will ever be charged, together.")],
     delta: Annotated[float, typer.Option(help="δ, below 1 / number of records; 0 for pure events.")],
     neighboring_relation: Annotated[
-        NeighboringRelation, typer.Option(help="Which data sets count as neighbors.")
+        NeighboringRelation, typer.Option(help="Which datasets count as neighbors.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
     unit: Annotated[
         PrivacyUnit, typer.Option("--privacy-unit", help="Whose contribution is protected.")
@@ -165,7 +165,7 @@ def declare(
     note: Annotated[str, typer.Option(help="Kept with the line.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Declare the budget of a data set, or change it. Both are lines of the ledger."""
+    """Declare the budget of a dataset, or change it. Both are lines of the ledger."""
     out = Output(as_json=as_json)
     if change:
         account = _at(place).account(name)
@@ -395,8 +395,8 @@ def _bar(share: float, length: int = _BAR) -> Text:
 
 def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("data set", "budget", "policy", "spent", "left", ""):
-        table.add_column(column, no_wrap=column != "data set", overflow="fold")
+    for column in ("dataset", "budget", "policy", "spent", "left", ""):
+        table.add_column(column, no_wrap=column != "dataset", overflow="fold")
     for document in documents:
         budget, left = _part(document, "budget"), _part(document, "left")
         share = float(str(left["fraction"]))

@@ -336,7 +336,7 @@ def plan(
         str | None, typer.Option(metavar="B,B,…", help="A table of noise: batch sizes × epochs, with --dataset-size.")
     ] = None,
     neighboring_relation: Annotated[
-        NeighboringRelation, typer.Option(help="Which data sets count as neighbors.")
+        NeighboringRelation, typer.Option(help="Which datasets count as neighbors.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
     unit: Annotated[
         PrivacyUnit, typer.Option("--privacy-unit", help="Whose contribution is protected.")

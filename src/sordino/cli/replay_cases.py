@@ -192,7 +192,7 @@ def _engine(table: Table) -> object:
     model = _network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     engine = PrivacyEngine(seed=3, reproducible=True)
-    # The data set's size is declared: the loader of every neighbor asks for the same rate and batch.
+    # The dataset's size is declared: the loader of every neighbor asks for the same rate and batch.
     _, _, loader = engine.make_private(
         module=model,
         optimizer=optimizer,

@@ -71,7 +71,8 @@ def report(
         list[str] | None, typer.Option(help="Also by the declared categories of this column; may be repeated.")
     ] = None,
     evaluation_disjoint: Annotated[
-        bool, typer.Option("--evaluation-disjoint", help="Declare that nobody is in these and the training records.")
+        bool,
+        typer.Option("--evaluation-disjoint", help="Declare that no person is in both these and the training records."),
     ] = False,
     dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays for it.")] = None,
     dry_run: DryRunOption = False,
@@ -282,7 +283,7 @@ class Asked:
         schema: of the file.
         epsilon, delta: what is paid.
         by: columns of subgroups, whose values the schema declares.
-        disjoint: declares that nobody is both here and in the training records.
+        disjoint: declares that no person is both here and in the training records.
         model: the factory of a model of the user's own, or empty.
         ledger, account: who pays, or None.
     """

@@ -63,7 +63,7 @@ class _Summary:
 
     @property
     def data(self) -> str:
-        """Name of the data set, when the run says it."""
+        """Name of the dataset, when the run says it."""
         data = self.facts.get("data")
         return str(data.get("name", "")) if isinstance(data, Mapping) else ""
 

@@ -94,7 +94,7 @@ def check_table(
 ) -> None:
     """Say how many values of each column can be read, lie in range and are listed, and how many records have no label.
 
-    Without --epsilon the shares are exact: for whoever may see the records, and NOT FOR RELEASE. With --epsilon they
+    Without --epsilon the shares are exact: for anyone who may see the records, and NOT FOR RELEASE. With --epsilon they
     are noisy, all of them together ε-private, and may be shown.
     """
     from dataclasses import replace

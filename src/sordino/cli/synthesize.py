@@ -176,7 +176,7 @@ def charged_run(
     meta = {
         "target_epsilon": epsilon,
         "reproducible": synthesizer.reproducible,
-        "settings": "The settings were fixed beforehand",
+        "settings": "The settings were fixed in advance",
         "tuned_on_these_data": source.public,
         "data": {
             "name": source.name,
@@ -200,7 +200,7 @@ def charged_run(
             "preprocessing": "Each record is put into public cells on its own, by the declared schema.",
             "normalization": "No statistic of the records is computed without noise.",
             "schema": "Bounds, categories and labels are declared, never taken from the records.",
-            "early_stopping": "None: the number of measurements is fixed beforehand.",
+            "early_stopping": "None: the number of measurements is fixed in advance.",
             "evaluation": "None.",
             "logging": "Only what was released is printed or stored.",
         },

@@ -108,7 +108,7 @@ class TableOptions:
             out: where that is said.
             by_estimator: whether the target may be a numeric column, which only the table knows; the label of a sample
                 must be named in any case.
-            keep_texts: keep the raw texts of a text data set.
+            keep_texts: keep the raw texts of a text dataset.
         """
         from sordino.data import load_dataset
 
@@ -188,7 +188,7 @@ def _print_labels(dataset: "DatasetSplits", out: "Output") -> None:
 
 
 def _declared_public(dataset: "DatasetSplits", out: "Output") -> "DatasetSplits":
-    """The data set of ``--data-is-public``; without test records every fifth record is kept out for them."""
+    """The dataset of ``--data-is-public``; without test records every fifth record is kept out for them."""
     split = replace(dataset, public=True).with_held_out_records()
     if split.held_out_every is not None and dataset.held_out_every is None and is_rank_zero():
         out.print_status(

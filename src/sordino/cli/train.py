@@ -1,4 +1,4 @@
-"""`sordino train DATA`: a private model from a named data set or from a file of the user's own."""
+"""`sordino train DATA`: a private model from a named dataset or from a file of the user's own."""
 
 import math
 import sys
@@ -89,7 +89,7 @@ def get_training_config(folder: Path, dataset: "DatasetSplits", model: "str | Mo
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `sordino train DATA`: a private model from a named data set or from a file of the user's own.
+# `sordino train DATA`: a private model from a named dataset or from a file of the user's own.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -305,7 +305,7 @@ def _by_hand(
     max_grad_norm: float | None,
     learning_rate: float | None,
 ) -> "TrainingConfig":
-    """The recipe with settings given by hand, its noise calibrated anew.
+    """The recipe with settings given by hand, its noise calibrated again.
 
     The recipe's learning rate keeps the noise that adds up over the run within a bound. When the plan changes and no
     learning rate is given, it is lowered by as much as that noise grows.

@@ -145,7 +145,7 @@ class TrainingJob:
         resumes: whether the run in `folder` is taken up again.
         checkpoint_every: steps between checkpoints; None makes about ten.
         diagnostics: None, or "private".
-        ledger: the data set's account, or None.
+        ledger: the dataset's account, or None.
     """
 
     dataset: "DatasetSplits"
@@ -206,7 +206,7 @@ def run_folder(name: str, out: Path | None) -> Path:
 
 
 def default_delta(population: int) -> float:
-    """1e-5, or for large data sets the largest power of ten that stays below 2/3 of 1 / population.
+    """1e-5, or for large datasets the largest power of ten that stays below 2/3 of 1 / population.
 
     Example:
         >>> default_delta(30_162), default_delta(2_000_000)
@@ -354,7 +354,7 @@ def _outcome(run: RunFolder, result: "FitResult", metrics: Mapping[str, Metric])
 def _meta(job: TrainingJob) -> dict[str, object]:
     """Public facts about the run. No path of this machine is among them."""
     dataset, recipe = job.dataset, job.recipe
-    settings = "The settings come from a recipe that was fixed beforehand on public datasets"
+    settings = "The settings come from a recipe that was fixed in advance on public datasets"
     if job.overrides:
         settings += f", except for those given by hand: {', '.join(job.overrides)}"
     return {
@@ -412,8 +412,8 @@ def _data_accesses(job: TrainingJob) -> dict[str, str]:
         if schema is not None
         else "Each record is scaled on its own, by fixed numbers.",
         "normalization": "No statistic of the records is computed.",
-        "schema": shape if schema is not None else "The form of the records and the labels are fixed by the data set.",
-        "early_stopping": "None: steps were fixed beforehand, and the last model, or an average, is kept.",
+        "schema": shape if schema is not None else "The form of the records and the labels are fixed by the dataset.",
+        "early_stopping": "None: steps were fixed in advance, and the last model, or an average, is kept.",
         "evaluation": measured if job.test_is_public and job.dataset.test is not None else "None.",
         "logging": (
             "Progress shows steps, ε and time. No loss, norm or batch size is printed or stored"

@@ -144,7 +144,7 @@ def _is_number(dataset: "DatasetSplits", target: str | None) -> bool:
 
 
 def _space(model: str, path: Path | None, *, number: bool) -> "SearchSpace":
-    """The file's space, or the method's own: ranges that were fixed beforehand."""
+    """The file's space, or the method's own: ranges that were fixed in advance."""
     from sordino.tuning.methods import Integers, LogUniform, SearchSpace, Uniform
 
     if path is None:

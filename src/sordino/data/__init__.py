@@ -1,4 +1,4 @@
-"""Named real data sets and files (CSV, Parquet, Feather, IDX, npz) as records with a declared schema."""
+"""Named real datasets and files (CSV, Parquet, Feather, IDX, npz) as records with a declared schema."""
 
 from typing import TYPE_CHECKING
 

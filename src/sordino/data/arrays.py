@@ -179,9 +179,9 @@ def _without_contents(path: Path, read: Callable[[], T]) -> T:
 # ----------------------------------------------------------------------------------------------------------------------
 # Records on disk, read one by one: for data beyond memory.
 #
-# Poisson sampling asks for a few records anywhere in the data set. Columns of a Parquet or CSV file can't give them
+# Poisson sampling asks for a few records anywhere in the dataset. Columns of a Parquet or CSV file can't give them
 # without reading everything around them; arrays in flat files can. `mapped_table` writes such files once, part by part,
-# and `MappedArrays` reads them as a map-style data set of which only the records of a batch come into memory.
+# and `MappedArrays` reads them as a map-style dataset of which only the records of a batch come into memory.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +193,7 @@ _HEADER = 128
 
 
 class MappedArrays:
-    """Equally long ``.npy`` arrays, records first, as a map-style data set: item i is the tuple of their i-th rows.
+    """Equally long ``.npy`` arrays, records first, as a map-style dataset: item i is the tuple of their i-th rows.
 
     When: the records don't fit into memory. Give it to `fit`, or to a torch DataLoader.
 
@@ -252,7 +252,7 @@ class MappedArrays:
                 _advise(array, "MADV_DONTNEED")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A worker process maps the files anew instead of getting a copy of them.
+        # A worker process maps the files again instead of getting a copy of them.
         return type(self), self._files
 
 

@@ -1,4 +1,4 @@
-"""The facts about every named data set: shapes, labels, license, files, checksums, addresses."""
+"""The facts about every named dataset: shapes, labels, license, files, checksums, addresses."""
 
 import gzip
 import hashlib
@@ -62,7 +62,7 @@ class Layout:
         files: Names of the files, all in the set's own folder or, when `shared`, directly in the root as well.
         title: The name to show for data read from it.
         shared: Whether the file names identify the set without its own folder.
-        lossy: Whether the records differ from the authors' own; then the title is the data set's name.
+        lossy: Whether the records differ from the authors' own; then the title is the dataset's name.
     """
 
     files: tuple[str, ...]
@@ -73,7 +73,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedDataset:
-    """A named public data set.
+    """A named public dataset.
 
     Args:
         name: The name that `load` takes.
@@ -335,7 +335,7 @@ def unavailable(wanted: NamedDataset, problems: list[str]) -> DataUnavailable:
     )
     reasons = f" ({'; '.join(problems)})" if problems else ""
     return DataUnavailable(
-        f"the data set {wanted.name!r} must be on this machine, and fetching it failed{reasons}. "
+        f"the dataset {wanted.name!r} must be on this machine, and fetching it failed{reasons}. "
         f"Place these files in {dataset_folder(wanted.name)}, or in a folder {wanted.name}/ under the one that the "
         f"environment variable SORDINO_DATA names: {files}. {wanted.note}".rstrip()
     )

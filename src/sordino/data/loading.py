@@ -1,4 +1,4 @@
-"""`load`: a named data set, or a file of the user's own with its declared schema."""
+"""`load`: a named dataset, or a file of the user's own with its declared schema."""
 
 import bz2
 import gzip
@@ -72,9 +72,7 @@ def load_named(name: str, *, keep_texts: bool = False) -> DatasetSplits:
         download_dataset(name)
         found = find(wanted)
     if found is None:
-        raise DataUnavailable(
-            f"the data set {name!r} must be on this machine, got none. Run `sordino data get {name}`."
-        )
+        raise DataUnavailable(f"the dataset {name!r} must be on this machine, got none. Run `sordino data get {name}`.")
     train, test = _read(found, keep_texts=keep_texts)
     _require_shapes(wanted, found, train, test)
     return DatasetSplits(
@@ -105,7 +103,7 @@ def _require_shapes(wanted: NamedDataset, found: Found, train: Records, test: Re
     shapes = (train.features.shape, test.features.shape)
     if shapes != (wanted.train_shape, wanted.test_shape):
         raise DataUnavailable(
-            f"the data set {wanted.name!r} must have the shapes {wanted.train_shape} and {wanted.test_shape}, got "
+            f"the dataset {wanted.name!r} must have the shapes {wanted.train_shape} and {wanted.test_shape}, got "
             f"{shapes[0]} and {shapes[1]} from {found.files[0].parent}. Replace the files, or run "
             f"`sordino data get {wanted.name}`."
         )
@@ -183,7 +181,7 @@ def _opened(file: Path) -> IO[bytes]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `load`: a named data set, or a file of the user's own with its declared schema.
+# `load`: a named dataset, or a file of the user's own with its declared schema.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +200,7 @@ def load_dataset(
     table_format: TableFormat | None = None,
     keep_texts: bool = False,
 ) -> DatasetSplits:
-    """Load a named public data set, or a file of the user's own.
+    """Load a named public dataset, or a file of the user's own.
 
     Bounds, categories and labels of a user's file are declared, by `schema` or by a public sample; they are never
     computed from the file. Every record is encoded by itself: missing or unreadable numbers become the middle of their
@@ -220,7 +218,7 @@ def load_dataset(
         test_is_public: Whether that file's records are public. If so, labels outside the label set are refused with the
             number of their rows; otherwise such rows are left out without a word, as in the private file.
         table_format: How the CSV files are written, in place of what the schema says.
-        keep_texts: Keep the raw texts of a text data set beside its features.
+        keep_texts: Keep the raw texts of a text dataset beside its features.
 
     Raises:
         MissingDeclaration: If a bound, category list, label set or the target was not declared.

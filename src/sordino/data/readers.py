@@ -1,4 +1,4 @@
-"""UCI Adult, the data set embedded in the package.
+"""UCI Adult, the dataset embedded in the package.
 
 Protocol: rows with a missing value are left out (30162 train, 15060 test remain of 32561 and 16281), the survey weight
 ``fnlwgt`` is dropped, the split is the authors' own. Category lists are those of the public codebook (``adult.names``);

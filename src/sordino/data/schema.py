@@ -1,4 +1,4 @@
-"""Records in memory: features, labels, and a data set's train and test split."""
+"""Records in memory: features, labels, and a dataset's train and test split."""
 
 import codecs
 import hashlib
@@ -808,7 +808,7 @@ def _require_texts(what: str, values: tuple[str, ...], *, at_least: int) -> None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Records in memory: features, labels, and a data set's train and test split.
+# Records in memory: features, labels, and a dataset's train and test split.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -822,8 +822,8 @@ class Records:
 
     Args:
         features: float32, records first: tables (n, d), images (n, channels, height, width) in [0, 1].
-        labels: n of them: int64, each the index of a label of the data set, or float64, each the number to predict.
-        texts: The raw texts of a text data set, when they were asked for; else None.
+        labels: n of them: int64, each the index of a label of the dataset, or float64, each the number to predict.
+        texts: The raw texts of a text dataset, when they were asked for; else None.
     """
 
     features: Float32[np.ndarray, "n ..."]
@@ -862,14 +862,14 @@ class Records:
 
     def tensors(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Features and labels as CPU tensors that share this object's memory."""
-        import torch  # imported here so that listing data sets stays fast
+        import torch  # imported here so that listing datasets stays fast
 
         return torch.from_numpy(self.features), torch.from_numpy(self.labels)
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetSplits:
-    """A data set with its public facts.
+    """A dataset with its public facts.
 
     Args:
         name: The set's name, or the stem of the user's file.
@@ -953,7 +953,7 @@ class DatasetSplits:
 
 
 def fixed_order(count: int) -> Int64[np.ndarray, " count"]:
-    """A fixed order that mixes a sorted public data set: the same in every run, and no source of randomness.
+    """A fixed order that mixes a sorted public dataset: the same in every run, and no source of randomness.
 
     Position i holds the record whose index has the i-th smallest SHA-256 digest.
     """

@@ -60,7 +60,7 @@ __all__ = [
 #
 # Shapes, types and the number of columns are public: wrong ones are refused. Entries are private: none raises, none is
 # quoted. A missing entry is the middle of what was declared, as it is when a table is read from a file (`data.tables`).
-# A record whose label nobody declared, or whose target is no finite number, stays in its place and contributes nothing,
+# A record with an undeclared label, or whose target is no finite number, stays in its place and contributes nothing,
 # so the same rule serves every neighboring relation.
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ _INSIDE = 1e-12
 
 
 def require_declared(value: _Value | None, *, name: str, meaning: str) -> _Value:
-    """The value, unless nobody declared it."""
+    """The value, if it was declared."""
     if value is None:
         raise MissingDeclaration(
             f"{name} must be declared ({meaning}), got None. Take it from public knowledge, never from the data."
@@ -316,7 +316,7 @@ def _log_of(estimator: "PrivateEstimator") -> _FitLog:
 
 
 def independent_copy(estimator: "PrivateEstimator") -> "PrivateEstimator":
-    """An unfitted copy whose fits the estimator and its clones don't count: whoever asks for it composes them.
+    """An unfitted copy whose fits the estimator and its clones don't count: anyone who asks for it composes them.
 
     Example:
         >>> from sordino.estimators import GaussianNB
@@ -470,7 +470,7 @@ class PrivateEstimator(BaseEstimator):
             raise InvalidArgument("random_state must be an integer with reproducible=True, got None. Give one.")
         if self.random_state is not None and not self.reproducible:
             raise InvalidArgument(
-                f"random_state must be None unless reproducible=True, got {self.random_state!r}. Whoever knows the "
+                f"random_state must be None unless reproducible=True, got {self.random_state!r}. Anyone who knows the "
                 "seed can take the noise off."
             )
         return KeyedRNG(seed=self.random_state, reproducible=self.reproducible)
@@ -548,7 +548,7 @@ def _is_learned(name: str) -> bool:
 
 
 def check_single_process(name: str) -> None:
-    """Refuse processes of one group, or of one launcher: each would fit anew, with noise and charges of its own."""
+    """Refuse processes of one group, or of one launcher: each would fit again, with noise and charges of its own."""
     # Torch takes seconds to import; without it there is no group.
     if "RANK" in os.environ or "torch.distributed" in sys.modules:
         from sordino.training import distributed

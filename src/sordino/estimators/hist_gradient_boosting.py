@@ -446,7 +446,7 @@ class _Boosting(PrivateEstimator):
     def feature_contributions(self, X: Numbers) -> FloatArray:
         """What each feature adds to each record's score [n, features], or [n, features, K]; with the intercept, all.
 
-        A category that nobody declared adds nothing.
+        An undeclared category adds nothing.
         """
         check_is_fitted(self)
         records = validate_matrix(X, estimator=self, reset=False)

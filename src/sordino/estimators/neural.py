@@ -102,7 +102,7 @@ class NeuralEstimator(PrivateEstimator):
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.module_.state_dict().items()}
 
     def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
-        """As every estimator does it; the module is made anew from the parameters."""
+        """As every estimator does it; the module is made again from the parameters."""
         classes = self.get_params(deep=False).get("classes")
         module = self._built(columns, 1 if classes is None else len(classes), KeyedRNG())
         module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})

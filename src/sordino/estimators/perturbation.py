@@ -396,7 +396,7 @@ class OutputPerturbation:
 # The exponential mechanism over a declared finite list of weights: exact, with δ = 0.
 #
 # Over a continuous range the mechanism would need exact samples of a density; Markov chains that stop after finitely
-# many steps give only approximate ones, whose privacy nobody knows. So there is no such method here.
+# many steps give only approximate ones, whose privacy is unknown. So there is no such method here.
 #
 # Proof: docs/proofs/exponential-mechanism.md; the sensitivity is that of `CandidateSelection.sensitivity`.
 #

@@ -1,6 +1,6 @@
 """Logistic regression on privately whitened features, for many correlated columns.
 
-A share of the budget buys the second moments A of unit rows; x ↦ Px/‖Px‖ with P = (A₊ + λI)^(−1/2) makes the
+A share of the budget is used for the second moments A of unit rows; x ↦ Px/‖Px‖ with P = (A₊ + λI)^(−1/2) makes the
 directions of small variance as visible as the large ones; full-batch gradient descent on the whitened rows spends the
 rest. All releases are Gaussian, so the whole is one Gaussian, exactly. Rows are kept once, in float32, and whitened in
 their place a chunk at a time: 60 000 records of 4000 columns take 1 GB beside the caller's own.

@@ -217,7 +217,7 @@ class PrivateStrategy(Strategy):
         config: ConfigRecord,  # noqa: ARG002
         grid: Grid,  # noqa: ARG002
     ) -> Iterable[Message]:
-        """Nobody is asked: what clients measure on their records is theirs."""
+        """No client is asked: what clients measure on their records is theirs."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:  # noqa: ARG002

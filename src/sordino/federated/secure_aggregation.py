@@ -335,7 +335,7 @@ class SimulatedSecureAggregation:
     """One round's masks.
 
     Guarantee: in a real deployment the server sees the sum of at least `least` messages and nothing else. In this
-    simulation nobody is kept from looking.
+    simulation every party can look.
 
     Args:
         clients: who agreed on masks, by number.

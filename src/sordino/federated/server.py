@@ -121,7 +121,7 @@ class Yogi(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step on the gradients that lie in ``.grad``; there is no loss to evaluate anew.
+        """One step on the gradients that lie in ``.grad``; there is no loss to evaluate again.
 
         Raises:
             InvalidArgument: a closure is given.
@@ -172,7 +172,7 @@ class FederatedRound:
     Args:
         number: from 0; never used twice in a run.
         clients: numbers of the clients to ask, int64, sorted, maybe none. Under Poisson sampling they are secret:
-            nobody but the clients themselves and the server may learn who or how many they are.
+            only the clients themselves and the server may learn who or how many they are.
     """
 
     number: int
@@ -268,7 +268,7 @@ class PrivateServer:
     # --- the run -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        """Reserve the whole plan on the ledger; nobody else may step the shared parameters from here on."""
+        """Reserve the whole plan on the ledger; no other code may step the shared parameters from here on."""
         with ExitStack() as stack:
             stack.push(self._after_failure)
             stack.enter_context(self._charges.reserve(self._ledger))
@@ -310,7 +310,7 @@ class PrivateServer:
             NonPrivateStep: outside a ``with`` block.
         """
         self._check_running()
-        # Whoever asks again goes on: a round that was charged is never charged or numbered again.
+        # Anyone who asks again goes on: a round that was charged is never charged or numbered again.
         batches = self._run.batches(dataset_size=self._population)
         while True:
             self._check_running()

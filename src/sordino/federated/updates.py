@@ -266,7 +266,7 @@ def _working(parameter: nn.Parameter) -> torch.dtype:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Local differential privacy of updates: each client adds the noise itself and trusts nobody.
+# Local differential privacy of updates: each client adds the noise itself and trusts no other party.
 #
 # Kept apart from `PrivateServer`, whose noise is added once for all: at the same ε the mean over n clients is noisier
 # by a factor of about √n here.
@@ -281,7 +281,7 @@ class LocalPrivacy:
     """Clips and noises one client's updates on the client.
 
     Guarantee: all updates that `privatize` returns, up to `rounds` of them, are together (epsilon, delta)-
-    differentially private for everything that this client holds: any two of its data sets are neighbors. Two clipped
+    differentially private for everything that this client holds: any two of its datasets are neighbors. Two clipped
     updates are at most twice the bound apart, and that is the sensitivity; it can't be set to anything else.
 
     Args:
@@ -359,7 +359,7 @@ class LocalPrivacy:
             sampler="none",
             neighboring_relation=NeighboringRelation.REPLACE_ONE,
             privacy_unit=PrivacyUnit.CLIENT,
-            caveats=(*seeded, "local: holds against the server too", "any two data sets of the client are neighbors"),
+            caveats=(*seeded, "local: holds against the server too", "any two datasets of the client are neighbors"),
         )
 
 

@@ -104,7 +104,7 @@ def needs_parameter_grads(anchor: Tensor) -> bool:
             "Gradients of gradients can't be clipped per record. For a penalty on the slope at the inputs take the "
             "difference of two outputs instead, (model(x + h * v) - model(x)) / h with random directions v of length 1."
         )
-    global _last_asked  # noqa: PLW0603 (one answer, whoever asks)
+    global _last_asked  # noqa: PLW0603 (one answer for every caller)
     # All nodes of one pass get the same answer; the pass keeps the anchor alive, and no other has its number.
     asked = (_current_graph_task_id(), id(anchor))
     if _last_asked[0] != asked:

@@ -332,7 +332,7 @@ class ModuleTracer:
         )
         if alone and not chosen:
             if checkpointed:
-                # Made again in the backward pass, where nobody follows: one row is expanded as outside.
+                # Made again in the backward pass, where nothing is traced: one row is expanded as outside.
                 return False, None
             self._remember(site, tap)
             return True, None

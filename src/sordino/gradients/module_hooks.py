@@ -324,7 +324,7 @@ class CapturedModule:
         return own
 
 
-# Modules that are read as a whole, by the wish of whoever built the model.
+# Modules that are read as a whole, as the user asked.
 _WHOLE: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -54,7 +54,7 @@ class OneByOne(Recorder):
             chunk after they are unfrozen. Parameters of the model that are not listed receive no gradient.
         is_trial: only synthetic records come: what else looks at the parameters' gradients may stay.
         only_backward: refuse a record whose gradient was also handed out by ``torch.autograd.grad``: in a loop of the
-            user's own nobody may hold it.
+            user's own it may not be held elsewhere.
 
     Attributes:
         allows: whether a backward pass that has reached a parameter is one of the record's loss; None allows every one.

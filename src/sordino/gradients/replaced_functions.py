@@ -239,7 +239,7 @@ class _Direction(torch.autograd.Function):
         rows, states = joined[1:] if steps.reverse else joined[:-1], joined[:, :, inputs:]
         rows[:, :, :inputs] = x
         states[-1 if steps.reverse else 0] = h
-        # A record that is not finite warns nobody: it is found by its norm.
+        # A record that is not finite raises no warning: it is found by its norm.
         with np.errstate(all="ignore"):
             kept, last_cell = _FORWARD[cell.kind](cell, steps, joined, states, c)
         ctx.cell, ctx.steps, ctx.receive, ctx.anchor, ctx.inputs = cell, steps, receive, anchor, inputs

@@ -41,7 +41,7 @@ class StepGraphs:
     Args:
         backward: (parameters and buffers of `held`, the batch) ↦ what the rules keep.
         sums: (which records count, what is kept) ↦ (whether all was usual, clipped sums of `parameters`).
-        held: tensors that live between steps, and are read anew in each.
+        held: tensors that live between steps, and are read again in each.
         parameters: the parameters with a sum, in its order.
     """
 

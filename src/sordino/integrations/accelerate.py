@@ -156,7 +156,7 @@ def prepare_private(
     ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. The engine has a run
     folder: the one that it was made with, or the next number in ``sordino-runs`` under ``project_dir``, or, without
     one, beside the first state that is saved. A run under ``project_dir`` that never ended, killed before its first
-    state or without ``end_training``, is gone on with when a script begins anew without ``load_state``: all that it
+    state or without ``end_training``, is gone on with when a script begins again without ``load_state``: all that it
     charged is charged here too, and a warning says so. ``accelerator.load_state`` goes on in the state's run folder:
     everything in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee
     beside the weights; ``end_training`` closes the run folder.
@@ -173,7 +173,7 @@ def prepare_private(
         noise_multiplier: as in `PrivacyEngine.make_private`, and all that follow.
         max_grad_norm: of one record's gradient.
         microbatch_size: most records in one forward and backward: what accumulation is for elsewhere.
-        neighboring_relation: which data sets count as neighbors.
+        neighboring_relation: which datasets count as neighbors.
         clipping: how.
         loss_reduction: "mean" or "sum".
 

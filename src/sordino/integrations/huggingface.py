@@ -247,7 +247,7 @@ class PrivateTrainer(Trainer):
         record_loss: (outputs, labels) to one loss a record; by default from the logits, see `record_losses`. Of several
             kinds of labels it gets a dict. Without it an overridden ``compute_loss``, or ``compute_loss_func``, is
             called on one chunk after another, and is refused unless its loss is a mean over records or one a record.
-        ledger: the data set's account.
+        ledger: the dataset's account.
         run_folder: a new folder for the run's transcript and guarantee, or that of the run to go on with; by default
             the next number in ``sordino-runs`` under ``output_dir``.
         **trainer: the stock Trainer's other arguments.
@@ -316,7 +316,7 @@ class PrivateTrainer(Trainer):
         if resumed:
             self._resume(Path(str(resumed)), facts)
         else:
-            # A training that was killed released its results: one that begins anew in its place continues its charges.
+            # A training that was killed released its results: one that begins again in its place continues its charges.
             place = self._run_folder or get_distributed_context().broadcast_from_rank_zero(
                 lambda: cut_off_run(str(self.args.output_dir))
             )
@@ -342,7 +342,7 @@ class PrivateTrainer(Trainer):
         """Logical batches, each a run of chunks; model and optimizer are private from here on."""
         dataset = cast("Dataset[object]", self.train_dataset)
         if dataset is None or not isinstance(dataset, Sized):
-            raise InvalidArgument("train_dataset must be a data set with a length, got none. Give one.")
+            raise InvalidArgument("train_dataset must be a dataset with a length, got none. Give one.")
         collator = self._get_collator_with_removed_columns(self.data_collator, description="training")
         if hasattr(dataset, "column_names"):
             dataset, collator = self._remove_unused_columns(dataset, "training"), self.data_collator

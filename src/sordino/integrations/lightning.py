@@ -121,7 +121,7 @@ def internal(owner: object, name: str) -> Any:
 
 
 def asks_for_last_checkpoint(trainer: Trainer) -> bool:
-    """Whether ``fit`` was called with ``ckpt_path="last"``: without one Lightning begins anew."""
+    """Whether ``fit`` was called with ``ckpt_path="last"``: without one Lightning begins again."""
     if trainer.ckpt_path is not None:
         return False
     frame, fit = inspect.currentframe(), type(trainer).fit.__code__
@@ -219,15 +219,15 @@ def run_closure(
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 # They look at batches, or train besides the steps that are planned. Subclasses do too.
 _CALLBACKS = {
-    "BatchSizeFinder": "tries steps that nobody charges",
+    "BatchSizeFinder": "tries steps that are not charged",
     "DeviceStatsMonitor": "logs memory, which follows the size of the batch",
     "GradientAccumulationScheduler": "changes the batch on the way",
-    "LearningRateFinder": "tries steps that nobody charges",
+    "LearningRateFinder": "tries steps that are not charged",
     "ModelPruning": "puts other parameters in the place of those that are trained",
     "SpikeDetection": "looks at the loss of a batch and leaves batches out",
     "ThroughputMonitor": "logs sizes of batches",
 }
-# Classes that were looked through; one of another kind, or a subclass, may step, sum or show in ways that nobody saw.
+# Classes that were looked through; one of another kind, or a subclass, may step, sum or show in unknown ways.
 _PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
 _PROFILERS = ("PassThroughProfiler", "SimpleProfiler", "AdvancedProfiler")
 _LOOPS = {"loops._FitLoop": "", "loops._TrainingEpochLoop": "epoch_loop"}
@@ -299,7 +299,7 @@ def _is_one_of(trainer: Trainer, found: object, where: str, names: tuple[str, ..
 
 
 def _has_stock_loops(trainer: Trainer) -> bool:
-    """Whether the loops are Lightning's own: another one may take steps that nobody charges."""
+    """Whether the loops are Lightning's own: another one may take steps that are not charged."""
     return all(
         type(getattr(trainer.fit_loop, inner) if inner else trainer.fit_loop) is part_of(trainer, name)
         for name, inner in _LOOPS.items()
@@ -331,14 +331,13 @@ _WHY = {
     "sync_batchnorm": "True: records would touch each other across processes. Use a normalization within each record.",
     "precision": 'one with a loss scaler, which looks at raw gradients, or an unknown one. Use "bf16-mixed".',
     "profiler": 'one that writes down shapes of batches, or an unknown one. Use "simple" or "advanced".',
-    "fit_loop": "a loop of another class, whose steps nobody knows. Leave it out, or write the loop with "
-    "PrivacyEngine.",
+    "fit_loop": "a loop of another class, whose steps are unknown. Leave it out, or write the loop with PrivacyEngine.",
     "configure_gradient_clipping": "one of the module's own, which would find no gradient: each record's gradient is "
     "clipped here. Leave it out, and set max_grad_norm in PrivacyArguments.",
     "gradient_clip_val": "a value: each record's gradient is clipped here. Set max_grad_norm in PrivacyArguments.",
     "overfit_batches": "a value: it fixes the batches. Use limit_train_batches for a short run.",
     "detect_anomaly": "True: an error would tell that a record's gradient is not a number. Leave it out.",
-    "reload_dataloaders_every_n_epochs": "a number: the data set must stay the same. Leave it out.",
+    "reload_dataloaders_every_n_epochs": "a number: the dataset must stay the same. Leave it out.",
     "val_dataloaders": "data that were not declared public. Pass eval_data_are_public=True if they are, or "
     "limit_val_batches=0.",
 }
@@ -368,7 +367,7 @@ class PrivacyCallback(Callback):
 
     Args:
         privacy: ε and δ, clipping.
-        ledger: the data set's account.
+        ledger: the dataset's account.
         run_folder: a new folder for the run's transcript and guarantee, or that of the run to go on with; by default
             the next number in ``sordino-runs`` under the trainer's ``default_root_dir``.
 
@@ -448,7 +447,7 @@ class PrivacyCallback(Callback):
         loader, accumulated = source.dataloader(), trainer.accumulate_grad_batches
         if not isinstance(loader, DataLoader):
             raise InvalidArgument(
-                f"train_dataloaders must be one DataLoader, got {type(loader).__name__}. Join the data sets first."
+                f"train_dataloaders must be one DataLoader, got {type(loader).__name__}. Join the datasets first."
             )
         steps = logical_steps_per_epoch(loader, processes=trainer.world_size, accumulated=accumulated)
         noise = self._noise(trainer, cast("DataLoader[object]", loader), steps)

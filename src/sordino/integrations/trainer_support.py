@@ -51,10 +51,10 @@ class PrivacyArguments:
         noise_multiplier: noise standard deviation over the sensitivity, ≥ 0; 0 is for debugging.
         max_grad_norm: clipping norm > 0 of one record's gradient. (The other library's own clipping is not used.)
         clipping: "flat", "per_layer", "automatic", "psac", "global", or an object of `sordino.clipping`.
-        neighboring_relation: which data sets count as neighbors.
+        neighboring_relation: which datasets count as neighbors.
         eval_data_are_public: whether evaluation may be shown: no noise covers what is measured on private records.
         diagnostics: "private" shows losses on this terminal, outside the guarantee.
-        public_records: at least five public or invented items of the data set's form, where the engine's own synthetic
+        public_records: at least five public or invented items of the dataset's form, where the engine's own synthetic
             ones don't run.
         gradients: "one-by-one" runs plain autograd on one record at a time, as in
             `sordino.training.PerformanceOptions`.
@@ -94,7 +94,7 @@ def calibrate_noise_for(
         engine: what it charged so far is part of the target.
         steps: to come, ≥ 1.
         sample_rate: of each of them.
-        records: in the data set.
+        records: in the dataset.
 
     Raises:
         InvalidArgument: nothing of the target is left.
@@ -238,7 +238,7 @@ def begin_run(
         under: where the other library keeps its files.
         facts: public, for run.json.
         joins: at the first step, go on in the last run folder `under` if its run never ended: it has shown what it has
-            shown, and whoever begins anew in its place goes on in its account.
+            shown, and anyone who begins again in its place goes on in its account.
     """
     if engine.journal.is_set:
         return
@@ -250,7 +250,7 @@ def begin_run(
 
 
 def cut_off_run(under: str | Path) -> Path | None:
-    """The last run folder under a folder, when its run was killed: nobody has said yet what it cost; otherwise None.
+    """The last run folder under a folder, when its run was killed: its cost was not yet stated; otherwise None.
 
     A run that goes on in another engine of this process was not killed. One that another process has open may have
     been, for its workers outlive it by some seconds: to go on in it is refused until they are gone.

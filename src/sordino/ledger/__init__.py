@@ -1,7 +1,7 @@
-"""The ledger: what was spent on which data set, by whom, and what is left. SQLAlchemy; no torch.
+"""The ledger: what was spent on which dataset, by whom, and what is left. SQLAlchemy; no torch.
 
     Ledger("privacy.db")              a file (SQLite) or postgresql://…
-    ledger.declare("adult", …)        a data set's account, with its budget
+    ledger.declare("adult", …)        a dataset's account, with its budget
     account.charge(event)             before the data are read; refused when it does not fit
     account.reserve(event)            a whole plan set aside, drawn in pieces, the rest given back
     preview_charge(work, account)     what a piece of work would charge, and whether the account has it

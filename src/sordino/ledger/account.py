@@ -1,4 +1,4 @@
-"""The account of one data set: what may be spent on it, what was, and what is left."""
+"""The account of one dataset: what may be spent on it, what was, and what is left."""
 
 import json
 import math
@@ -398,7 +398,7 @@ class Reservation:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The account of one data set: what may be spent on it, what was, and what is left.
+# The account of one dataset: what may be spent on it, what was, and what is left.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -422,7 +422,7 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Account:
-    """A handle on one data set's account: small, frozen, picklable, the same in every process.
+    """A handle on one dataset's account: small, frozen, picklable, the same in every process.
 
     Guarantee: all that is ever charged to the account, by whatever process, is together (ε, δ)-differentially private
     with the declared ε and δ, for the declared unit and relation, provided that everything that reads the data is
@@ -655,7 +655,7 @@ class Account:
             if not balance.with_budget(new).admits(compose_counts({})):
                 raise BudgetExceeded(
                     f"the budget of account {self.name!r} must cover what is charged and reserved, got less. Nothing "
-                    "was changed. Release reservations that nobody uses, or choose more."
+                    "was changed. Release unused reservations, or choose more."
                 )
             balance.change(new, note=note)
             return new
@@ -779,7 +779,7 @@ class _Watched:
         neighboring_relation: NeighboringRelation | None = None,
         privacy_unit: PrivacyUnit | None = None,
     ) -> NoReturn:
-        """As `charge`: whoever asks first would charge next."""
+        """As `charge`: anyone who asks first would charge next."""
         self.charge(event, neighboring_relation=neighboring_relation, privacy_unit=privacy_unit)
 
     def budget(self) -> AccountBudget | None:

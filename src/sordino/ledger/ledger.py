@@ -1,4 +1,4 @@
-"""The ledger: one file or database that holds the accounts of all data sets."""
+"""The ledger: one file or database that holds the accounts of all datasets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,12 +158,12 @@ class _Replay:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The ledger: one file or database that holds the accounts of all data sets.
+# The ledger: one file or database that holds the accounts of all datasets.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 class Ledger:
-    """Who spent what on which data set: append-only accounts, each with a budget that all processes share.
+    """Who spent what on which dataset: append-only accounts, each with a budget that all processes share.
 
     Guarantee: of any number of processes that charge one account at the same time, exactly as many succeed as fit its
     budget. A charge is on the disk before `charge` returns; a process that dies before leaves nothing behind.
@@ -213,13 +213,13 @@ class Ledger:
         orders: Sequence[float] = (),
         note: str = "",
     ) -> Account:
-        """Declare a data set's budget, once. The same declaration again returns the account that is there.
+        """Declare a dataset's budget, once. The same declaration again returns the account that is there.
 
         Args:
-            name: of the data set.
+            name: of the dataset.
             epsilon: ε > 0 of everything that will ever be charged, together.
             delta: δ in (0, 1), or 0 with the policy ``renyi`` when all events are pure.
-            neighboring_relation: which data sets count as neighbors.
+            neighboring_relation: which datasets count as neighbors.
             privacy_unit: whose contribution is protected.
             policy: ``renyi`` (any events, chosen as you go), ``zcdp`` (events with a ρ, chosen as you go), or ``pld``
                 (tightest; all events reserved before the first charge).
@@ -255,7 +255,7 @@ class Ledger:
         return self.account(name)
 
     def account(self, name: str) -> Account:
-        """The account of a data set.
+        """The account of a dataset.
 
         Raises:
             InvalidArgument: it was not declared.
@@ -272,8 +272,8 @@ class Ledger:
     def verify(self, heads: Mapping[str, str] | None = None) -> dict[str, str]:
         """Check every line: the chain of digests, the totals, and that no budget was ever exceeded.
 
-        The chain shows a line that was changed, put in or taken out. Whoever may write to the database can also write
-        a whole new chain, or cut off its end; that shows against heads that were noted down elsewhere.
+        The chain shows a line that was changed, inserted or removed. A person with write access to the database can
+        also write a new chain, or cut off its end; that shows against heads that were noted down elsewhere.
 
         Args:
             heads: from an earlier `verify`, by account: ``"SEQ:DIGEST"``. The chain must still hold that line.

@@ -20,7 +20,7 @@ __all__ = ["AccountBudget", "PLDPolicy", "POLICIES", "make_filter"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What may be spent on one data set, as it is written in the ledger.
+# What may be spent on one dataset, as it is written in the ledger.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -34,7 +34,7 @@ class AccountBudget:
     Args:
         epsilon: ε > 0.
         delta: δ in [0, 1); 0 only with the policy ``renyi``, for pure events.
-        neighboring_relation: which data sets count as neighbors; every charge must be made for the same.
+        neighboring_relation: which datasets count as neighbors; every charge must be made for the same.
         privacy_unit: whose contribution is protected; every charge must be made for the same.
         policy: ``renyi`` or ``zcdp``, filters for events that are chosen as one goes; or ``pld``, exact composition of
             events that are all reserved before the first charge.

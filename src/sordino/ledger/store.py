@@ -1,7 +1,7 @@
 """The ledger's one table and its transactions: SQLite with an immediate lock, or PostgreSQL.
 
 A writing transaction holds its lock from before the first read until the commit, so that between the check of a budget
-and the line that uses it nobody else writes. A process that dies in between leaves nothing.
+and no other process writes the line that uses it. A process that dies in between leaves nothing.
 """
 
 import getpass
@@ -60,7 +60,7 @@ class LedgerEntry:
     """A line of an account. Lines are only ever added.
 
     Args:
-        account: name of the data set's account.
+        account: name of the dataset's account.
         seq: number of the line in its account, from 1.
         kind: ``declare``, ``budget``, ``reserve``, ``charge`` or ``release``.
         at: when, UTC, ISO 8601.
@@ -445,7 +445,7 @@ _APPEND_ONLY = {
         "$$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$",
         "CREATE OR REPLACE TRIGGER sordino_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sordino_ledger "
         "FOR EACH STATEMENT EXECUTE FUNCTION sordino_append_only()",
-        # Whoever may write lines can't write them in the name of another role.
+        # Anyone who may write lines can't write them in the name of another role.
         "CREATE OR REPLACE FUNCTION sordino_own_role() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN IF right(NEW.who, length(session_user) + 7) <> ', role ' || session_user THEN "
         "RAISE EXCEPTION 'a line must name the role that writes it'; END IF; RETURN NEW; END $$",

@@ -191,7 +191,7 @@ def category_codes(values: Iterable[object], categories: tuple[Hashable, ...]) -
 
 
 def open_category(value: object) -> Hashable:
-    """A value as a category that nobody declared; None for one that can't be one: no hash, or not finite.
+    """A value as an undeclared category; None for one that can't be one: no hash, or not finite.
 
     Equal numbers become one and the same (True and 1.0 are 1): which of them came first is private.
     """

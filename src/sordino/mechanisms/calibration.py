@@ -183,7 +183,7 @@ def _shares(weights: tuple[float, ...]) -> list[float]:
 
 
 def make_budget(*, epsilon: float, delta: float = 0.0) -> Budget:
-    """The budget that (ε, δ) buys: pure for δ = 0, otherwise Gaussian by the analytic calibration.
+    """The budget for (ε, δ): pure for δ = 0, otherwise Gaussian by the analytic calibration.
 
     Example:
         >>> make_budget(epsilon=1.0)

@@ -1,7 +1,7 @@
 """Gaussian noise that is made where the tensor is: a counter-based stream of bits, and nothing sent.
 
 The bits are ChaCha20 with 20 rounds, under a key that a `RandomStream` gives for one row of draws. Draw number i of a
-row depends on the key and on i alone, so any stretch of a row can be made without the rest, by whoever holds it.
+row depends on the key and on i alone, so any stretch of a row can be made without the rest, on any rank.
 
 Blocks of the stream come in tiles of 128, one a lane. A block's 16 words are 8 pairs in single precision or 4 in double
 precision; each pair gives two draws by Box–Muller, and draw ``(row, lane)`` of a tile stands at ``128·row + lane``.
@@ -80,7 +80,7 @@ def refuse_graph_capture(device: torch.device) -> None:
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise PrivacyError(
-            "a private step must run anew each time, got one that is being captured as a CUDA graph: each replay "
+            "a private step must run again each time, got one that is being captured as a CUDA graph: each replay "
             "would add the same noise. Run the step outside torch.cuda.graph."
         )
 

@@ -479,7 +479,7 @@ class PrivateHistogram:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A private histogram whose categories nobody declared: only those with many records are shown.
+# A private histogram over undeclared categories: only those with many records are shown.
 #
 # References:
 #     Korolova, Kenthapadi, Mishra, Ntoulas 2009, "Releasing search queries and clicks privately". Bun, Nissim, Stemmer

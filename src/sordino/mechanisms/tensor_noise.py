@@ -92,7 +92,7 @@ def _openmp() -> ctypes.CDLL | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Standard normal draws from a stream of secret bits, in blocks and on several threads.
 #
-# A block of draws takes a fixed stretch of the stream, whoever makes it: so the draws don't depend on the number of
+# A block of draws takes a fixed range of the stream on every thread: so the draws don't depend on the number of
 # threads, and any part of a long row of draws can be made without the rest.
 #
 # References:
@@ -292,7 +292,7 @@ class _Arrays:
 
 
 # Arrays that no draw is using. New ones would go back to the system after each draw, and their pages would be fetched
-# anew for the next, which takes longer than the draws of a block.
+# again for the next, which takes longer than the draws of a block.
 _free: dict[np.dtype, list[_Arrays]] = {np.dtype(np.float32): [], np.dtype(np.float64): []}
 
 

@@ -351,7 +351,7 @@ class TrainingSettings:
         return cls(epochs=60, lot=600.0, max_grad_norm=4.0, rate=0.1, falls=True, averaged=0.0, noise=noise)
 
     def sample_rate(self, dataset_size: int) -> float:
-        """Of a data set of this size."""
+        """Of a dataset of this size."""
         return min(1.0, self.lot / dataset_size)
 
     def plan(self, task: RecipeTask, noise: float) -> Plan:

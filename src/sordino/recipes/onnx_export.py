@@ -298,7 +298,7 @@ def _boosting(
             listed = graph.cast(graph.op("Equal", part, graph.const([feature.values])), "DOUBLE")
             added = graph.op("MatMul", listed, graph.const(curve))
         else:
-            # The largest entry, if it is above 0; a last row of zeros for a category that nobody declared.
+            # The largest entry, if it is above 0; a last row of zeros for an undeclared category.
             place = graph.op("ArgMax", part, axis=1, keepdims=0)
             is_set = graph.op("Greater", graph.op("ReduceMax", part, graph.whole(1), keepdims=0), graph.const(0.0))
             bins = graph.op("Where", is_set, place, graph.const(feature.bins, np.int64))

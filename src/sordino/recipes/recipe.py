@@ -116,7 +116,7 @@ def feature_cache() -> Iterator[None]:
 
 
 def kept_here(name: Hashable, make: Callable[[], _T]) -> _T:
-    """What `make` gave for this name in the open block; made anew, and kept nowhere, outside of one."""
+    """What `make` gave for this name in the open block; made again, and kept nowhere, outside of one."""
     cache = _CACHE.get()
     if cache is None:
         return make()
@@ -324,7 +324,7 @@ def run_metadata(
             "preprocessing": f"Stages of the recipe, each of them charged: {', '.join(stages)}.",
             "normalization": "Each record by itself, or by what a charged stage released.",
             "schema": "The form of the records and the labels are declared, never taken from the records.",
-            "early_stopping": "None: steps were fixed beforehand.",
+            "early_stopping": "None: steps were fixed in advance.",
             "evaluation": "None by the recipe; what is measured afterwards is measured on public test records.",
             "logging": "No loss, norm or batch size is printed or stored.",
         },
@@ -342,7 +342,7 @@ class RecipeTask:
     """What a pipeline knows before it sees a record: public facts and the budget.
 
     Args:
-        data: name of the data set.
+        data: name of the dataset.
         shape: shape of one record's features.
         classes: number of classes.
         dataset_size: number of training records, treated as public.
@@ -421,7 +421,7 @@ class Recipe:
 
     Guarantee: what `fit` returns, and all it writes, is (ε, δ)-differentially private with the ε and δ of its
     `guarantee`, for one record added or removed (or the relation it names): all stages are composed. The number of
-    training records is treated as public. The test records of a data set are not read.
+    training records is treated as public. The test records of a dataset are not read.
 
     Args:
         name: as the command line calls it.
@@ -434,7 +434,7 @@ class Recipe:
         public_inputs: public data or models that it uses beside the records; empty when none.
         settings: names of settings that fix the noise; ε is then what follows.
         needs: what must be installed beside the base, as the user types it; empty for nothing.
-        reads_texts: whether records must hold their raw texts: load the data set with ``keep_texts=True``.
+        reads_texts: whether records must hold their raw texts: load the dataset with ``keep_texts=True``.
     """
 
     name: str
@@ -471,7 +471,7 @@ class Recipe:
             checks.positive(epsilon=epsilon)
         if self.reads_texts and dataset.train.texts is None:
             raise InvalidArgument(
-                f"data must hold raw texts for recipe {self.name!r}, got none. Load the data set with keep_texts=True."
+                f"data must hold raw texts for recipe {self.name!r}, got none. Load the dataset with keep_texts=True."
             )
         population = checks.integer(1, dataset_size=len(dataset.train))
         if checks.probability(zero=False, one=False, delta=delta) >= 1 / population:
@@ -518,7 +518,7 @@ class Recipe:
             epsilon: the target for everything; never exceeded. None with `setting`.
             delta: δ in (0, 1 / number of records).
             setting: one of `settings` instead of `epsilon`.
-            ledger: the data set's account, or a reservation on it.
+            ledger: the dataset's account, or a reservation on it.
             run_folder: a new folder for plan, transcript, model and guarantee.
             rng: fresh; with a chosen seed the guarantee says "not for release".
             device: where to train.
@@ -651,7 +651,7 @@ def _guarantee(
     event: Event, delta: float, neighboring_relation: NeighboringRelation, *, seeded: bool = False
 ) -> Guarantee:
     spent = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
-    caveats = ("the size of the data set is treated as public",)
+    caveats = ("the size of the dataset is treated as public",)
     return Guarantee(
         epsilon=spent.upper,
         delta=delta,

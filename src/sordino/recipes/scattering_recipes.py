@@ -137,13 +137,13 @@ _CHUNK = 500
 _DIRECTIONS, _PICTURES = 1000, 4000
 # Ridge of the first whitening, in units of the mean eigenvalue.
 _RIDGE = 1.0
-# Data sets where a mirrored picture is as likely as the picture: letters and digits are none.
+# Datasets where a mirrored picture is as likely as the picture: letters and digits are none.
 _MIRRORED = ("cifar10",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sgd:
-    """Settings of a data set from the source: expected batch, learning rate, epochs, noise multiplier at its ε = 3."""
+    """Settings of a dataset from the source: expected batch, learning rate, epochs, noise multiplier at its ε = 3."""
 
     batch_size: int
     learning_rate: float
@@ -252,7 +252,7 @@ SCATTER_SGD = Recipe(
     description="logistic regression on scattering features by DP-SGD, with the source's settings",
     data_sets=("fashion-mnist", "mnist", "cifar10"),
     prepare=_prepare_sgd,
-    constants="The source's own, but group normalization on every data set, and batches that are really Poisson's.",
+    constants="The source's own, but group normalization on every dataset, and batches that are really Poisson's.",
     chosen_on=(),
     guarantee="every Poisson-sampled step; nothing else reads a record",
     settings=("source",),

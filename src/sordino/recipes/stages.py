@@ -157,7 +157,7 @@ class FittedEstimator:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """How a network is trained: public numbers, fixed beforehand.
+    """How a network is trained: public numbers, fixed in advance.
 
     Args:
         build: (shape of a record, classes) ↦ module that returns logits.

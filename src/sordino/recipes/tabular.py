@@ -1,4 +1,4 @@
-"""A data set as estimators take it: rows, targets, and the public facts that estimators want declared."""
+"""A dataset as estimators take it: rows, targets, and the public facts that estimators want declared."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +74,7 @@ class TabularTask:
     """Rows and targets to train on and to measure on; `facts` say what is public about them.
 
     Args:
-        name: of the data set.
+        name: of the dataset.
         public: whether the training records are public.
         facts: the public facts.
         train: rows [n, d] in [−1, 1] and targets [n]: class positions, or numbers in their own unit.
@@ -94,7 +94,7 @@ class TabularTask:
 
 
 def make_tabular_task(dataset: DatasetSplits, *, target: str | None = None) -> TabularTask:
-    """The data set as a table that predicts `target`: its label (None), or one of its numeric columns.
+    """The dataset as a table that predicts `target`: its label (None), or one of its numeric columns.
 
     With a numeric column as the target the label becomes a feature. Records without a schema (images, texts) are
     flattened and scaled to norm 1, each by itself.
@@ -132,7 +132,7 @@ def make_tabular_task(dataset: DatasetSplits, *, target: str | None = None) -> T
 
 
 def predicted_from(dataset: DatasetSplits, target: str | None) -> DatasetSplits:
-    """The data set with the schema of what `make_tabular_task` predicts from what; its records are as they were."""
+    """The dataset with the schema of what `make_tabular_task` predicts from what; its records are as they were."""
     schema = dataset.schema
     if schema is None or target is None or target == schema.target:
         return dataset
@@ -232,7 +232,7 @@ def _groups(schema: Schema) -> tuple[tuple[int, ...], ...]:
 # Estimators by name, with everything they want declared taken from a table's public facts.
 #
 # Their other parameters are the estimators' defaults, which were chosen once on public data and are frozen: so choosing
-# a method *beforehand* costs no privacy. Trying several on private records does; `sordino compare` charges
+# a method *in advance* costs no privacy. Trying several on private records does; `sordino compare` charges
 # all of them.
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -653,6 +653,6 @@ def _compared(table: TabularTask, cells: Sequence[MethodResult], delta: float) -
             sampler=describe_sampling(event),
             neighboring_relation=neighboring_relation,
             # Batch sizes and divisors of the descents were taken from it.
-            caveats=("the size of the data set is treated as public",),
+            caveats=("the size of the dataset is treated as public",),
         ),
     )

@@ -1,8 +1,8 @@
 """A plan and an optimizer for a model, from public facts alone: shapes, sizes, ε and δ.
 
-Every constant below was chosen once, on public data sets (UCI Adult, MNIST, Fashion-MNIST and random parts of them
+Every constant below was chosen once, on public datasets (UCI Adult, MNIST, Fashion-MNIST and random parts of them
 with 1000 to 4000 records), looking at their test accuracy, and is frozen. So using them on other data costs no
-privacy, while the accuracies on those data sets themselves are a little better than on data nobody tuned for.
+privacy, while the accuracies on those datasets themselves are a little better than on other data.
 
 One rule sets the learning rate. Over T steps with momentum β the noise on one weight adds up to a standard deviation
 of about √T · η/(1 − β) · zC/B (learning rate η, noise multiplier z, clipping norm C, divisor B). η is the largest value
@@ -10,7 +10,7 @@ for which that stays below the model's `noise_per_weight`, and at most what clip
 
 Test accuracy measured with these constants at δ = 1e-5, lowest and highest of the runs in brackets:
 
-| data set, ε | logistic | mlp | cnn |
+| dataset, ε | logistic | mlp | cnn |
 |---|---|---|---|
 | Adult, 1 | 84.7–84.8 % (5) | 84.7–84.9 % (5) | |
 | Fashion-MNIST, 3 | | 83.4–83.8 % (5) | 85.4–86.0 % (3) |
@@ -233,13 +233,13 @@ def _learning_rate(plan: Plan, settings: _Settings) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Running a recipe on a data set, and what to put beside the result when the data are public.
+# Running a recipe on a dataset, and what to put beside the result when the data are public.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 _TWIN_BATCH = 256
 _TWIN_LEAST_STEPS = 1000
-# (learning rate, epochs) of Adam: within half a percent of the best that was found on the public data sets.
+# (learning rate, epochs) of Adam: within half a percent of the best that was found on the public datasets.
 _TWIN_LINEAR, _TWIN_OTHER = (0.02, 12), (0.003, 5)
 
 
@@ -267,7 +267,7 @@ def train_with_config(
         resume_from: the folder of a run of this recipe that was cut off.
         checkpoint_every: steps between checkpoints.
         diagnostics: None, or "private" as in `fit`.
-        ledger: the data set's account, as in `fit`.
+        ledger: the dataset's account, as in `fit`.
         transcript: charged before each step, beside or instead of a run.
         progress: show step, ε so far and time left.
         rng: fresh for every run; None draws a new key from the operating system.
@@ -306,11 +306,11 @@ def non_private_baseline(dataset: DatasetSplits, recipe: TrainingConfig) -> nn.M
     Guarantee: none. So it is refused for data that are not declared public.
 
     Args:
-        dataset: a public data set.
+        dataset: a public dataset.
         recipe: whose model is trained.
 
     Raises:
-        InvalidArgument: the data set is not public, or has no records.
+        InvalidArgument: the dataset is not public, or has no records.
     """
     checks.integer(1, records=len(dataset.train))
     if not dataset.public:

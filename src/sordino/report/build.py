@@ -400,7 +400,7 @@ def missing_fields(report: Report) -> tuple[str, ...]:
 def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
     """Read a run, and compute its ε again from the transcript.
 
-    The guarantee shown is the run's own, unless the transcript, asked anew, gives a larger ε: then that one.
+    The guarantee shown is the run's own, unless the transcript, asked again, gives a larger ε: then that one.
 
     Args:
         run: the run.

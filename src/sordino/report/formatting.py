@@ -451,11 +451,11 @@ def mechanism_rows(report: Report) -> Rows:
 
 
 def _loss_rows(report: Report) -> Rows:
-    bought = report.losses
-    if bought is None:
+    curve = report.losses
+    if curve is None:
         return []
-    words = f"losses up to {bought.max_loss:g}, for {100 * bought.budget_fraction:g} % of each step's budget"
-    return [("loss curve", f"{words}: {100 * (bought.noise_factor - 1):.1f} % more noise on the gradient")]
+    words = f"losses up to {curve.max_loss:g}, for {100 * curve.budget_fraction:g} % of each step's budget"
+    return [("loss curve", f"{words}: {100 * (curve.noise_factor - 1):.1f} % more noise on the gradient")]
 
 
 def evaluation_rows(report: Report) -> Rows:
@@ -467,7 +467,7 @@ def evaluation_rows(report: Report) -> Rows:
         rows.append((f"{name}cost", f"ε = {format_epsilon(one.epsilon)}, δ = {power_of_ten(one.delta)}"))
         rows.append((f"{name}noise on each count", f"± {one.noise:.1f} (standard deviation)"))
         rows.append((f"{name}charged to a ledger", format_value(one.charged)))
-        whose = "nobody is in both, as declared" if one.disjoint else "may be the same; costs add up"
+        whose = "no person is in both, as declared" if one.disjoint else "may be the same; costs add up"
         rows.append((f"{name}people in these and in the training records", whose))
     if report.evaluations:
         total = report.epsilon_together
@@ -515,7 +515,7 @@ def comparison_rows(reports: list[Report]) -> list[tuple[str, list[str | None]]]
 
 
 def _bought(report: Report) -> dict[str, str | None]:
-    """What was bought beside the model."""
+    """What was released besides the model."""
     found: dict[str, str | None] = {}
     if report.losses is not None and report.losses.points:
         last = report.losses.points[-1]

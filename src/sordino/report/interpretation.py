@@ -622,7 +622,7 @@ def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
     )
     known = evidence.composition
     total, budget = known.spent, known.budget
-    # A run that says that nobody counts other uses has stated it, and has not counted them.
+    # A run that says that other uses are not counted has stated it, and has not counted them.
     stated = True if known.text and evidence.meta.get("other_uses_are_counted") is not False else None
     yield _of(
         "Other uses of the same records are counted",

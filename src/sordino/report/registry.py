@@ -201,7 +201,7 @@ def _basic(report: Report) -> dict[str, object]:
     return {
         "name": said.get("name", report.name),
         "data_curators": [curator],
-        "description": said.get("description", f"A {model} model trained on {facts.get('name', 'one data set')}."),
+        "description": said.get("description", f"A {model} model trained on {facts.get('name', 'one dataset')}."),
         "intended_use": said.get("intended_use") or report.declarations.purpose or _NOT_STATED,
         "data_product_type": "Machine learning model",
         "data_product_region": said.get("region", _NOT_STATED),
@@ -215,7 +215,7 @@ def _variant(report: Report) -> dict[str, object]:
     size = "The number of records is treated as public." if report.mechanism.dataset_size_is_public else "None."
     return {
         "variant_name": "Pure DP" if report.guarantee.delta == 0 else "Approximate DP",
-        "data_domain": f"Data sets of the declared form of {facts.get('name', 'the training data')}.",
+        "data_domain": f"Datasets of the declared form of {facts.get('name', 'the training data')}.",
         "unprotected_quantities": size,
     }
 
@@ -236,7 +236,7 @@ def _loss(report: Report) -> dict[str, object]:
     records = dict(report.data).get("records", "").replace(",", "")
     return {
         "privacy_unit": f"{guarantee.privacy_unit.value}-level",
-        "privacy_unit_details": f"Two data sets are adjacent when {neighbors}.",
+        "privacy_unit_details": f"Two datasets are adjacent when {neighbors}.",
         "number_of_privacy_units": int(records) if records.isdigit() else None,
         "privacy_parameters": {
             "epsilon": float(format_upper_bound(guarantee.epsilon, 4)),

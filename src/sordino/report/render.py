@@ -589,16 +589,16 @@ def _evaluations(report: Report) -> Iterator[str]:
 
 
 def _losses(report: Report) -> Iterator[str]:
-    bought = report.losses
-    if bought is None or not bought.points:
+    curve = report.losses
+    if curve is None or not curve.points:
         return
     yield "## Released training loss\n"
     yield (
-        f"{bought.released:,} noisy means of losses clipped to {bought.max_loss:g}; ε covers them. Each line is the "
+        f"{curve.released:,} noisy means of losses clipped to {curve.max_loss:g}; ε covers them. Each line is the "
         "mean since the line before.\n"
     )
     yield "| steps | loss | noise, 95 % |\n|---|---|---|"
-    points = [ReleasedLoss(step=point.steps, loss=point.loss, stddev=point.noise) for point in bought.points]
+    points = [ReleasedLoss(step=point.steps, loss=point.loss, stddev=point.noise) for point in curve.points]
     for point in average_adjacent(points, _MOST_LOSSES):
         yield f"| {point.step:,} | {point.loss:.3f} | ± {1.96 * point.stddev:.3f} |"
     yield ""

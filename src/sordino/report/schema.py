@@ -215,7 +215,7 @@ class Mechanism(ReportModel):
         clipping: the method, in words.
         noise: how the noises of the steps hang together, in words.
         steps_planned, steps_charged: steps that were repeated are charged again.
-        dataset_size_is_public: whether the size of the data set is treated as public.
+        dataset_size_is_public: whether the size of the dataset is treated as public.
         sampler_claimed: how batches are drawn, as the guarantee says.
         sampler_charged: how they were drawn, as each step of the transcript charged it.
         committed_steps: steps that hold a keyed hash of the records drawn, by which the draw can be checked later.
@@ -271,7 +271,7 @@ class Composition(ReportModel):
     """Other uses of the same records, as a ledger knows them or the run states them; None is "not stated".
 
     Args:
-        account: the ledger's name of the data set.
+        account: the ledger's name of the dataset.
         text: what is known of other uses, in words.
         spent: ε of everything on the account.
         budget: ε that may be spent on it.
@@ -484,7 +484,7 @@ class NoisyLoss(ReportModel):
 
 
 class NoisyLosses(ReportModel):
-    """The loss curve that the plan bought.
+    """The loss curve that the plan releases.
 
     Args:
         max_loss: what each record's loss was cut to.
@@ -550,7 +550,7 @@ class PrivateEvaluation(ReportModel):
     Args:
         records: what they are, as stated.
         epsilon, delta: what was paid for it.
-        disjoint: declared: nobody's data are both here and in the training records.
+        disjoint: declared: no person has data both here and in the training records.
         charged: whether a ledger was charged.
         noise: standard deviation of the noise on each count.
         shares: all records first; empty when it was paid for and gave no answer.
@@ -587,7 +587,7 @@ class Report(ReportModel):
         release: whether the results may be released, and on which conditions.
         declarations: what the people who are responsible declare.
         attacks: membership attacks that were carried out on public records, or None.
-        losses: the noisy losses that the plan bought, or None.
+        losses: the noisy losses that the plan releases, or None.
         evaluations: those on private records that were paid for.
         epsilon_together: ε of training and all evaluations at the run's δ; None without any, or where none composes.
         training, data, environment: names and values in words.
@@ -667,5 +667,5 @@ class Report(ReportModel):
             where = ".".join(map(str, first["loc"])) or "the text"
             raise InvalidArgument(
                 f"report must be JSON of schema version 1, got one that fails at {where}: {first['msg']}. "
-                "Make it anew with `sordino report RUN --format json`."
+                "Make it again with `sordino report RUN --format json`."
             ) from error

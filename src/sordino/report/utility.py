@@ -380,7 +380,7 @@ def measure_private_utility(
     run: RunFolder | None = None,
     rng: KeyedRNG | None = None,
 ) -> Evaluation:
-    """Accuracy, calibration and subgroups of a model on private records, bought with a budget of their own.
+    """Accuracy, calibration and subgroups of a model on private records, with a separate budget.
 
     When: there are no public records of the kind. With public ones use `utility`, which costs nothing.
 
@@ -399,7 +399,7 @@ def measure_private_utility(
         bins: equal parts of confidence from 1 / classes to 1, ≥ 1.
         neighboring_relation: which sets of records are neighbors; with a run, the run's own.
         records: what the records are, in public words, for the report.
-        disjoint: declares that nobody's data are both here and in the records that the model was trained on; what is
+        disjoint: declares that no person has data both here and in the records that the model was trained on; what is
             spent here is then not added to what training spent.
         ledger: the account of these records.
         run: of the model; the answer is written into its folder, for reports.
@@ -620,8 +620,8 @@ def joint_epsilon(
     `trained` are the events of training and `claimed` its ε. Where the claim is more than the events come to (a budget
     that was spent step by step), pure ε of evaluations are added to the claim.
 
-    Those on records that are declared disjoint from the training records are composed among themselves: nobody pays for
-    both, so the larger of the two sums holds for everybody.
+    Those on records that are declared disjoint from the training records are composed among themselves: no person is in
+    both, so the larger of the two sums holds.
     """
     ours = [one.event for one in evaluations if not one.disjoint]
     others = [one.event for one in evaluations if one.disjoint]

@@ -190,7 +190,7 @@ def measure_convergence(
 ) -> Convergence:
     """Full-batch gradient descent four times from the model's weights; the model itself is left unchanged.
 
-    Guarantee: none. Noise without clipping protects nobody, however much it is: one record can move the sum by any
+    Guarantee: none. Noise without clipping has no guarantee, however much it is: one record can move the sum by any
     amount. It is here for comparison, on public records.
 
     Args:

@@ -8,7 +8,7 @@
 | `checkpoint.safetensors` | where an interrupted run goes on |
 | `guarantee.json` | what the finished run guarantees |
 | `evaluations.json` | noisy counts on private records, when somebody paid for them |
-| `loss_curve.json` | noisy losses, when the plan bought them |
+| `loss_curve.json` | noisy losses, when the plan releases them |
 | `metrics.json` | measured values, each marked public or private |
 | `model.safetensors` | the trained parameters, written whole or not at all |
 | `model.json` | what they are: kind of model, schema, names of features and classes; see `sordino.load_model` |

@@ -190,7 +190,7 @@ class RunFolder:
         Args:
             path: the folder; made with its parents. It must not hold anything yet.
             plan: the plan as JSON (`Plan.to_json()`).
-            meta: JSON-ready facts about the run that are public: data set, model, recipe.
+            meta: JSON-ready facts about the run that are public: dataset, model, recipe.
 
         Raises:
             InvalidArgument: the folder holds something already, or `plan` is not a JSON object.
@@ -479,12 +479,12 @@ class RunFolder:
         return read_metrics(self._optional("metrics.json"))
 
     def write_loss_curve(self, losses: ReleasedLosses) -> None:
-        """Write the noisy losses that the plan bought: they were released, so they are public."""
+        """Write the noisy losses that the plan releases: they were released, so they are public."""
         self._put_json("loss_curve.json", losses_body(losses))
 
     @property
     def released_losses(self) -> ReleasedLosses | None:
-        """The noisy losses, or None when the plan bought none or the run did not get to write them."""
+        """The noisy losses, or None when the plan releases none or the run did not get to write them."""
         body = self._optional("loss_curve.json")
         return read_released_losses(body) if body else None
 

@@ -95,7 +95,7 @@ def read_metrics(body: Mapping[str, object]) -> dict[str, Metric]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The noisy losses that a run bought: values that were released step by step, and the noise on each.
+# The noisy losses that a run released: values that were released step by step, and the noise on each.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +109,7 @@ class ReleasedLoss:
     Args:
         step: number of the step, from 0.
         loss: noisy sum of the bounded losses of the step's batch over the expected batch size; may be negative.
-        stddev: standard deviation of the noise on `loss`, known beforehand.
+        stddev: standard deviation of the noise on `loss`, known in advance.
     """
 
     step: int
@@ -198,7 +198,7 @@ class NoisyTable:
 
     Args:
         name: what the values are of: ``all``, ``confidence``, ``class``, or a column.
-        values: declared beforehand; the last one of a column is ``other``.
+        values: declared in advance; the last one of a column is ``other``.
         right, wrong: noisy whole numbers, one for each value; may be negative.
     """
 
@@ -215,10 +215,10 @@ class Evaluation:
     Args:
         records: what they are, in words; public.
         event: what was charged, before the records were read.
-        epsilon, delta: that the event was bought with.
+        epsilon, delta: that were charged for the event.
         neighboring_relation: for which the event holds.
         stddev: standard deviation of the noise on each count.
-        disjoint: declared by whoever asked: nobody's data are both in these records and in those trained on.
+        disjoint: declared by the caller: no person has data both in these records and in those trained on.
         charge: the ledger's name of the charge, or None.
         head: end of the transcript's chain when the model was evaluated.
         tables: the noisy counts; None when the evaluation was paid for and gave no answer.

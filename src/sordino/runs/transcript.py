@@ -16,7 +16,7 @@ step that was lost in a crash and taken again has two lines, distinguished by `a
 | `plan` | the segment's plan, when it is not that of plan.json |
 | `diagnosed` | whether the segment showed losses on its terminal; absent when it did not |
 
-Nothing in a line depends on a record. Whoever holds the folder can build another chain that fits: publish the head.
+Nothing in a line depends on a record. Anyone who holds the folder can build another chain that fits: publish the head.
 """
 
 import hashlib

@@ -36,7 +36,7 @@ class ReleasedStatistics:
     Args:
         remaining: the share of the budget that is left, in [0, 1].
         last_gradient_norm: norm of the last private gradient, noise included; None before the first step.
-        last_clipped_norm: norm of the last mean of clipped gradients, with noise of its own; None unless it is bought.
+        last_clipped_norm: norm of the last mean of clipped gradients, with separate noise; None unless it is released.
     """
 
     remaining: float
@@ -79,8 +79,8 @@ class AdaptiveBudget:
         filter: "gaussian" adds μ² and "zcdp" adds ρ, both for full batches; "renyi" is for sampled ones, at one order
             that is best for the plan's own noise. "auto" takes gaussian for full batches and renyi otherwise.
         delta: in (0, 1); None takes the plan's. An engine, which has no plan with a δ, needs it.
-        norm_budget_fraction: of each step's budget that buys the norm of its clipped sum for the next choice, in (0,
-            1): in many dimensions the norm of the private gradient is that of its noise. None buys none.
+        norm_budget_fraction: of each step's budget that releases the norm of its clipped sum for the next choice,
+            in (0, 1): in many dimensions the norm of the private gradient is that of its noise. None releases none.
 
     Example:
         >>> budget = AdaptiveBudget(epsilon=1.0, choose=lambda step, released: 10.0 if step < 5 else 8.0)
@@ -305,7 +305,7 @@ class AdaptiveBudgetRun:
         return self._event(self._chosen[step])
 
     def observe_gradient(self, gradients: Iterable[nn.Parameter], clipped_norm: float | None = None) -> None:
-        """Take note of a private gradient that was just released, and of the norm that was bought with it."""
+        """Take note of a private gradient that was just released, and of the norm that was released with it."""
         self._last_clipped = clipped_norm
         squares = [p.grad.double().square().sum() for p in gradients if p.grad is not None]
         self._last_norm = math.sqrt(math.fsum(float(square) for square in squares))

@@ -95,7 +95,7 @@ def step_charge(plan: Plan, step: int, *, first: int = 0, repeats: bool = False)
     """The event that is charged before `step` in a segment that starts at step `first`.
 
     Under shuffled epochs and balls in bins the first step of an epoch is charged for all of it, and so is the first
-    step of a segment: it deals what is left of its epoch anew. Under correlated noise a run's charges hold for all its
+    step of a segment: it deals what is left of its epoch again. Under correlated noise a run's charges hold for all its
     segments, unless steps from `first` on were carried out before (`repeats`): then the segment's first step is charged
     for all that comes again.
     """
@@ -262,7 +262,7 @@ _LEAST_LEFT = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonTarget:
-    """(ε, δ) that everything charged to an engine, whoever charged it, must stay within.
+    """(ε, δ) that everything charged to an engine, by any caller, must stay within.
 
     Args:
         epsilon: > 0.

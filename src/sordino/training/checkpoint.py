@@ -1,6 +1,6 @@
 """One file that training goes on from: tensors as safetensors, all else as JSON in its header. Never pickle.
 
-A checkpoint holds no key and no state of a generator: whoever resumes draws fresh entropy, so no noise value is used
+A checkpoint holds no key and no state of a generator: anyone who resumes draws fresh entropy, so no noise value is used
 twice. What it says of randomness are commitments to keys. With independent noise a checkpoint that is stolen gives no
 noise away; with correlated noise it holds past noise, which later steps take back, and is as secret as the records.
 

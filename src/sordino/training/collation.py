@@ -267,7 +267,7 @@ class Collation:
 
     Args:
         collate_fn: the user's.
-        example: an item of the data set; only its shapes, types and keys are used. Not needed with `public_records`.
+        example: an item of the dataset; only its shapes, types and keys are used. Not needed with `public_records`.
         public_records: public or invented items, used instead of synthetic ones.
 
     Attributes:
@@ -499,7 +499,7 @@ def _does_not_run() -> CoupledRecords:
     return CoupledRecords(
         "collate_fn must run on one and on several synthetic items to show that it keeps records apart, got a "
         "failure on "
-        "items of random numbers and words. Pass public_records=, five public or invented items of the data set."
+        "items of random numbers and words. Pass public_records=, five public or invented items of the dataset."
     )
 
 

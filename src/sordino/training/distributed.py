@@ -7,7 +7,7 @@ ledger and writes the transcript; the others wait for its word before they read 
 Nothing here knows how many machines there are: it is read from torch's process group.
 
 References:
-    Abadi et al. 2016, algorithm 1: a step is one sum over the logical batch, whoever computes its parts.
+    Abadi et al. 2016, algorithm 1: a step is one sum over the logical batch, on whichever ranks its parts are computed.
 """
 
 import json
@@ -112,7 +112,7 @@ class DistributedContext:
         own = split_into_microbatches(self.local_indices(indices), step=step, microbatch_size=microbatch_size)
         if not evenly or self.world_size == 1:
             return own
-        # Nobody has more than the first one.
+        # No rank has more than the first one.
         most = len(split_into_microbatches(indices[:: self.world_size], step=step, microbatch_size=microbatch_size))
         more = [
             Microbatch(step=step, index=number, is_last=False, indices=indices[:0]) for number in range(len(own), most)
@@ -147,7 +147,7 @@ class DistributedContext:
             except SordinoError as error:
                 outcome = [None, error]
             except Exception as error:
-                # Nobody may be left waiting; what another kind of error says may quote a record.
+                # No rank may be left waiting; what another kind of error says may quote a record.
                 own, outcome = error, [None, SordinoError(f"the first process failed: {type(error).__name__}.")]
         with collective():
             dist.broadcast_object_list(outcome, src=0, device=self.device)
@@ -158,7 +158,7 @@ class DistributedContext:
         return cast("T", outcome[0])
 
     def require_same(self, **facts: object) -> None:
-        """Refuse processes that were given different plans, data sets or models.
+        """Refuse processes that were given different plans, datasets or models.
 
         Args:
             **facts: public, as JSON types.
@@ -176,7 +176,7 @@ class DistributedContext:
             if any(one[name] != given[0][name] for one in given):
                 raise InvalidArgument(
                     f"{name} must be the same in all processes, got different ones. Call with the same arguments and "
-                    "the whole data set everywhere: each process takes its own part of every batch."
+                    "the whole dataset everywhere: each process takes its own part of every batch."
                 )
 
     @contextmanager
@@ -303,7 +303,7 @@ def get_distributed_context() -> DistributedContext:
 
 
 def require_single_process(what: str) -> None:
-    """Refuse what each process would do anew, with its own noise and its own charges.
+    """Refuse what each process would do again, with its own noise and its own charges.
 
     Raises:
         InvalidArgument: there are several processes.

@@ -118,7 +118,7 @@ def check_plan(plan: Plan, units: UnitAssignment | None) -> None:
     """Refuse a plan that a custom training loop can't carry out.
 
     Raises:
-        InvalidArgument: it clips by projections, releases losses, or protects units that nobody names.
+        InvalidArgument: it clips by projections, releases losses, or protects units without unit_ids.
     """
     plan.check_options({Option.CUSTOM_LOOP} | (set() if units is None else {Option.UNITS_IN_LOOP}))
     if units is None and plan.privacy_unit is not PrivacyUnit.RECORD:
@@ -461,7 +461,7 @@ class PrivacyEngine(metaclass=_EngineNames):
 
     When: you have a PyTorch loop and want to keep it. If you start afresh, `sordino.fit` is shorter.
 
-    Guarantee: every step of the returned optimizer is the plan's event on the data set, for the neighboring relation
+    Guarantee: every step of the returned optimizer is the plan's event on the dataset, for the neighboring relation
     and unit that `guarantee` names, and is charged before its records are read. A step that is not private raises and
     changes nothing.
 
@@ -470,7 +470,7 @@ class PrivacyEngine(metaclass=_EngineNames):
         reproducible: with `seed`, noise and sampling repeat from run to run; the guarantee is then marked not for
             release.
         seed: only with `reproducible=True`.
-        ledger: the data set's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
+        ledger: the dataset's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
         run_folder: where every step is written before its records are read: a new folder, or that of a run to go on
             with, whose charges then count here too, whatever checkpoint is loaded. None writes nothing.
         delta: δ in (0, 1) at which the run folder states its guarantee; None takes ``target_delta``, or 1e-5.
@@ -562,14 +562,14 @@ class PrivacyEngine(metaclass=_EngineNames):
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """Attach a private step to your own module and optimizer, and get the loader that draws private batches.
 
-        Guarantee: one step of `optimizer` is a Gaussian of `noise_multiplier` on a Poisson sample of the data set,
+        Guarantee: one step of `optimizer` is a Gaussian of `noise_multiplier` on a Poisson sample of the dataset,
         with `correlated_noise` or `budget` a step of those.
 
         Args:
             module: in training mode when you train; called on the loader's batches. A module that this engine made
-                private already is made private anew: what was spent stays counted, its earlier loader ends.
+                private already is made private again: what was spent stays counted, its earlier loader ends.
             optimizer: holds the parameters to train, all of them `module`'s.
-            data_loader: a DataLoader with a map-style data set, with or without shuffling. Of a loader that
+            data_loader: a DataLoader with a map-style dataset, with or without shuffling. Of a loader that
                 `make_private` returned, the DataLoader that it was made from is taken.
             noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0, or a schedule of
                 it over the steps; 0 is for debugging (ε = ∞). Required without `plan`.
@@ -579,19 +579,19 @@ class PrivacyEngine(metaclass=_EngineNames):
             plan: every setting that affects the guarantee, in place of all arguments that name one: for a plan made
                 with `Plan.for_epsilon`, or read from a file. The loader ends after the plan's steps; with 0 steps it
                 has no end.
-            expected_batch_size: public divisor of the noisy sum; by default sample_rate × size of the data set.
+            expected_batch_size: public divisor of the noisy sum; by default sample_rate × size of the dataset.
             sample_rate: probability that a record joins a batch; by default 1 / len(data_loader). Declare both this
-                and `expected_batch_size` when the size of the data set is not public.
+                and `expected_batch_size` when the size of the dataset is not public.
             loss_reduction: "mean" or "sum" over the records of the batch, as your loss does it.
             poisson_sampling: False keeps shuffled epochs of disjoint batches, with no amplification, and needs a
                 `neighboring_relation` that replaces a record.
             microbatch_size: most records in one forward and backward; the loader then splits a batch and the
                 optimizer only changes parameters at its last part. Memory only.
-            neighboring_relation: which data sets count as neighbors.
+            neighboring_relation: which datasets count as neighbors.
             clipping: "flat", "per_layer", "automatic", "psac", "global", "adaclip", or an object of `sordino.clipping`.
             correlated_noise: `CorrelatedNoise`: batches then come as its participation says, for as many as its
                 strategy has.
-            units: which user each record of the data set belongs to: users are drawn, batches hold all their records,
+            units: which user each record of the dataset belongs to: users are drawn, batches hold all their records,
                 and a user's records are clipped and protected together.
             budget: chooses each step's noise from what was released, within its ε; `noise_multiplier` is then what it
                 expects. A batch that does not fit is not drawn: the loader ends, and `budget_exhausted` says why.
@@ -600,7 +600,7 @@ class PrivacyEngine(metaclass=_EngineNames):
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
             public_batch: at least five public or invented records, as the loader would give them: for a loop that does
                 not run on synthetic features in (0, 1) and labels 0 and 1.
-            public_records: at least five public or invented items, as the data set would give them: for a `collate_fn`
+            public_records: at least five public or invented items, as the dataset would give them: for a `collate_fn`
                 that does not run on synthetic items. They also serve as `public_batch`.
             noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
             grad_sample_mode: "hooks", "functorch" or "ew": accepted, makes no difference.
@@ -787,7 +787,7 @@ class PrivacyEngine(metaclass=_EngineNames):
         earlier = self._charges.runs() if self.journal.path is not None else ()
         place = self._place_of(loop.module)
         if place < len(self._attached):
-            # The module is made private anew; its earlier loader gives no more batches.
+            # The module is made private again; its earlier loader gives no more batches.
             self._attached[place].detach()
         attached, loader = loop.attach(
             plan,
@@ -997,7 +997,7 @@ class PrivacyEngine(metaclass=_EngineNames):
         return self
 
     def state_dict(self) -> dict[str, object]:
-        """What was charged, as plain JSON types. Noise and sampling are never saved: a resumed run draws anew."""
+        """What was charged, as plain JSON types. Noise and sampling are never saved: a resumed run draws again."""
         return self._charges.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:

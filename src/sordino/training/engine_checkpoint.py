@@ -2,7 +2,7 @@
 
 What an engine charged is kept by segment: one engine's own share, under a name that no other engine has. A checkpoint
 holds the charges of its own line of descent. One that is loaded beside others of its family, in the same folder, takes
-over their charges too: whoever goes back to an older checkpoint pays for what the newer ones have shown, and under
+over their charges too: anyone who goes back to an older checkpoint pays for what the newer ones have shown, and under
 correlated noise for the steps that come twice. A budget that adapts has spent what was charged.
 """
 
@@ -81,7 +81,7 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     Of several processes the first one writes; with a sharded model all of them call it.
 
     Guarantee: the file holds what private training released, and what it cost. No key and no generator's state is in
-    it: whoever loads it draws fresh noise. Under correlated noise it holds past noise, which later steps take back,
+    it: anyone who loads it draws fresh noise. Under correlated noise it holds past noise, which later steps take back,
     and is as secret as the records.
 
     Args:

@@ -409,7 +409,7 @@ class Journal:
         self._known += 1
 
     def _check_there(self) -> None:
-        """Refuse to go on when the folder was deleted or moved: nobody could read what was charged."""
+        """Refuse to go on when the folder was deleted or moved: what was charged could not be read."""
         if self._path is not None and not (self._path / "transcript.jsonl").is_file():
             raise InvalidArgument(
                 f"run folder must stay where it is until its run has ended, got none at {str(self._path)!r} any more. "
@@ -515,6 +515,6 @@ def _close(holder: dict[str, object]) -> None:
     """At the end of the engine, in the process that opened the folder: a worker that was forked leaves it alone."""
     folder = cast("RunFolder | None", holder["folder"])
     if folder is not None and holder["process"] == os.getpid():
-        # A folder that is being deleted meanwhile, at the end of a process, is nobody's error.
+        # A folder that is being deleted meanwhile, at the end of a process, is no error.
         with suppress(OSError):
             folder.close()

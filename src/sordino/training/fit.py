@@ -145,7 +145,7 @@ class FitResult:
         interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
         seconds: wall-clock time of the run.
         budget_exhausted: whether a budget that adapts refused a step and so ended the run.
-        released_losses: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
+        released_losses: the noisy mean loss of every finished step, when the plan releases it; otherwise None.
         gradients: "captured" or "one-by-one", as they were taken; see `PerformanceOptions`.
     """
 
@@ -241,13 +241,13 @@ def fit(
     Args:
         model: any module whose layers treat records alone; its leading dimension is the record.
         loss_fn: ``loss(model, *batch)`` returns one value per record, shape (records,).
-        data: equally long tensors with the records first, a ``TensorDataset``, or a map-style data set.
+        data: equally long tensors with the records first, a ``TensorDataset``, or a map-style dataset.
         plan: sampler, clipping, noise, number of steps, δ.
         optimizer: an optimizer over the model's parameters, or a function that makes one from a list of them. The
             default is plain SGD with learning rate 1 / max_grad_norm: the clipped mean gradient has norm at most
             max_grad_norm, so before noise a step moves the parameters by about 1 at most.
         scheduler: a torch learning-rate scheduler of `optimizer`, or a function that makes one; stepped once a step.
-        collate_fn: for a map-style data set: a list of records → batch; torch's default when None.
+        collate_fn: for a map-style dataset: a list of records → batch; torch's default when None.
         performance: chunk size and device; None takes batches whole, on the device where the model is.
         rng: fresh for every run; None draws a new key from the operating system.
         averaging: `TailWeightAverage` or `ExponentialWeightAverage` of the weights: costs no privacy.
@@ -255,7 +255,7 @@ def fit(
         checkpoint_every: steps between checkpoints, ≥ 1; None makes one only when Ctrl-C ends the run.
         resume_from: the folder of a run that was cut off, with the same plan, kind of model and optimizer. It goes on
             from its last checkpoint with fresh noise; steps after it are taken again, and both times are charged.
-        ledger: the data set's account: the whole plan is reserved on it at the start, drawn in blocks ahead of the
+        ledger: the dataset's account: the whole plan is reserved on it at the start, drawn in blocks ahead of the
             steps, and what was not drawn is given back at the end.
         transcript: charged before the records of a step are read, beside or instead of a run.
         on_step: called after every finished step with the number of steps done.
@@ -407,7 +407,7 @@ class _FitLoop:
         self._done, self._interrupted, self._num_chunks = first, False, 0
         self._probed: dict[Hashable, int] = {}
         self._public_batch = public_batch
-        # Why one record at a time is taken though nobody asked for it.
+        # Why one record at a time is used without being requested.
         self._refusal: PrivacyError | None = None
         self._generators, self._owned = BatchGenerators(rng, rank=ranks.rank), owned_generators(source)
         self._compiled: CompiledStep | None = None
@@ -443,7 +443,7 @@ class _FitLoop:
                     if on_step is not None:
                         on_step(self._done)
         except KeyboardInterrupt:
-            # Of a sharded model nobody can save a checkpoint alone: the last one is where to go on from.
+            # Of a sharded model no rank can save a checkpoint alone: the last one is where to go on from.
             if self._ranks.shards is not None:
                 raise
             self._interrupted = True
@@ -499,7 +499,7 @@ class _FitLoop:
                 return
 
     def _add(self, chunk: Microbatch) -> None:
-        """Add a chunk to the sum, unless its probe chooses another recorder: then the batch is split anew."""
+        """Add a chunk to the sum, unless its probe chooses another recorder: then the batch is split again."""
         recorder, step = self._recorder, self._run.step
         batch = None
         if chunk.num_records:

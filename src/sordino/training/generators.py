@@ -60,7 +60,7 @@ class PrivateGenerators:
         bits = np.empty(3 * _WORDS + 2 + _DEVICE_WORDS * len(devices) + _OWN_WORDS * len(own), dtype=np.uint32)
         stream.fill(bits.data)
         seed, bits = bits[:2], bits[2:]
-        # What puts each generator's state back; and the seeds by which torch's show that nobody seeded them since.
+        # What puts each generator's state back; and the seeds by which torch's show that they were not seeded since.
         self.restores: dict[int, Callable[[], object]] = {}
         self._seeds: dict[int, tuple[torch.Generator, int]] = {}
         _OPEN.append(self)
@@ -74,7 +74,7 @@ class PrivateGenerators:
             self.restores[id(device)] = partial(device.set_state, device.get_state())
             key, counter = bits[:_DEVICE_WORDS].copy().view(np.uint64).tolist()
             device.manual_seed(key)
-            # The counter starts anywhere: 60 more bits that nobody knows.
+            # The counter starts anywhere: 60 more secret bits.
             device.set_offset(counter >> 4 << 2)
             bits = bits[_DEVICE_WORDS:]
         self._seeds = {id(generator): (generator, generator.initial_seed()) for generator in (cpu, *devices)}
@@ -363,13 +363,13 @@ _GENERATORS = (
     numpy_random.BitGenerator,
 )
 _SKIPPED = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor, torch.dtype, ModuleType)
-# Whose classes and functions keep no generator for a data set to draw from, but lead to everything else.
+# Whose classes and functions keep no generator for a dataset to draw from, but lead to everything else.
 _LIBRARIES = frozenset({"builtins", "collections", "functools", "typing", "abc", "torch", "numpy", "sordino"})
 _MAX_OBJECTS, _MAX_ELEMENTS = 20_000, 1_000
 
 
 def owned_generators(*roots: object) -> list[object]:
-    """The generators that data sets and functions keep for themselves, each once.
+    """The generators that datasets and functions keep for themselves, each once.
 
     They are looked for in attributes, containers, class attributes, closures, default arguments and the global names
     that functions use, among the first 20,000 objects and the first 1,000 elements of a container.

@@ -1,4 +1,4 @@
-"""The loader that comes back from the engine: the user's data set, drawn and charged by the plan's sampler.
+"""The loader that comes back from the engine: the user's dataset, drawn and charged by the plan's sampler.
 
 A logical batch is drawn once, whole, and charged before its first chunk is fetched. Its chunk travels inside the item
 through worker processes and `collate_fn`; the user sees plain batches. When no record was drawn, the user's loop runs
@@ -133,7 +133,7 @@ def num_microbatches(largest: int, microbatch_size: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The loader that comes back from the engine: the user's data set, drawn and charged by the plan's sampler.
+# The loader that comes back from the engine: the user's dataset, drawn and charged by the plan's sampler.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +152,7 @@ _OPTIONS = frozenset(
     {"drop_last", "multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor", "timeout"}
     | {"worker_init_fn"}
 )
-_DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
+_DECLARE = "Use a DataLoader with shuffle=True or False over the dataset"
 # How often a batch that was not stepped is given again.
 _AGAIN = 3
 
@@ -205,7 +205,7 @@ class PrivateLoader:
     each row of a batch from its own record; of the records, building the loader reads only the first one's structure.
 
     Args:
-        data_loader: the user's; its data set, `collate_fn`, workers and memory options are kept.
+        data_loader: the user's; its dataset, `collate_fn`, workers and memory options are kept.
         sampling: how batches are drawn.
         steps: logical batches an epoch, ≥ 1.
         microbatch_size: most records in one chunk; None hands every logical batch out whole.
@@ -253,7 +253,7 @@ class PrivateLoader:
         taken: Callable[[], int | None] | None = None,
         leave_out: Callable[[], None] | None = None,
     ) -> None:
-        check_not_data_frame(data_loader.dataset, "the data set of data_loader")
+        check_not_data_frame(data_loader.dataset, "the dataset of data_loader")
         indices = dataset_size_of(data_loader)
         if units is None:
             check_no_repeated_units(data_loader.dataset)
@@ -350,7 +350,7 @@ class PrivateLoader:
         return None if self._open is None or self._taken() is None else self._open
 
     def _go_on(self, begun: _Open) -> Iterator[object]:
-        """The parts of a batch that were not stepped, read anew: the loop may have written into what it got."""
+        """The parts of a batch that were not stepped, read again: the loop may have written into what it got."""
         drawn, records = self._chunks.parts(begun.draw), copy.copy(self._records)
         for part in drawn[self._taken() :]:
             chunk, batch = records[part]
@@ -387,7 +387,7 @@ class PrivateLoader:
             )
 
     def _all_given(self) -> int | None:
-        """What was stepped, for a loader that nobody tells."""
+        """What was stepped, for a loader that is not told."""
         return None if self._open is None or self._ends_step else self._open.place + 1
 
     def split_by_size(self) -> None:
@@ -413,7 +413,7 @@ class PrivateLoader:
 
 
 class _Chunks:
-    """The chunks of one epoch after another; each epoch draws anew."""
+    """The chunks of one epoch after another; each epoch draws again."""
 
     def __init__(
         self,
@@ -486,7 +486,7 @@ class _ChunkDataset(Dataset[tuple[Microbatch, object]]):
         self._owned: list[object] | None = None
 
     def _places(self, chunk: Microbatch) -> np.ndarray:
-        """Positions in the data set; of a hundred million records that are all there, none is listed."""
+        """Positions in the dataset; of a hundred million records that are all there, none is listed."""
         return chunk.indices if isinstance(self._indices, range) else self._indices[chunk.indices]
 
     def __getitem__(self, drawn: tuple[Microbatch, bytes]) -> tuple[Microbatch, object]:
@@ -516,16 +516,16 @@ def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
     if not found:
         raise CoupledRecords(
             "data_loader must give the structure of a record, got a failure, whose message is not shown as it may "
-            "quote the record. Pass public_records=, five public or invented items of the data set."
+            "quote the record. Pass public_records=, five public or invented items of the dataset."
         )
     return items[0]
 
 
 def _owners(units: UnitAssignment, dataset: object) -> np.ndarray:
-    """The unit of every record of the data set."""
+    """The unit of every record of the dataset."""
     of = np.asarray(units.unit_ids)
     if not isinstance(dataset, Sized) or len(of) != len(dataset):
-        raise InvalidArgument("units must name one unit per record of the data set, got another number of records.")
+        raise InvalidArgument("units must name one unit per record of the dataset, got another number of records.")
     return of
 
 
@@ -538,7 +538,7 @@ def left_out() -> NonPrivateStep:
         "synthetic ones, and a record whose gradient is not finite counts for nothing, so none need be left out. To "
         "gather several batches, use a larger one with microbatch_size; for evaluation, a DataLoader of your own. "
         "After an interruption a new loop gives the same batch again, a few times; then call engine.detach() and "
-        "make_private anew: what was spent stays counted."
+        "make_private again: what was spent stays counted."
     )
 
 
@@ -552,7 +552,7 @@ def _unchanged(item: object) -> object:
 
 
 def dataset_size_of(data_loader: DataLoader[object]) -> np.ndarray | range:
-    """The positions in the data set of all records that the loader's sampler can reach, each once.
+    """The positions in the dataset of all records that the loader's sampler can reach, each once.
 
     Args:
         data_loader: the user's.
@@ -571,18 +571,18 @@ def dataset_size_of(data_loader: DataLoader[object]) -> np.ndarray | range:
     dataset = data_loader.dataset
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise UnknownSampler(
-            f"data_loader must read a data set with a length, got {type(dataset).__name__}: a stream can't be sampled "
-            "by chance record by record. Give the data set __len__ and __getitem__, or write the records to disk once "
+            f"data_loader must read a dataset with a length, got {type(dataset).__name__}: a stream can't be sampled "
+            "by chance record by record. Give the dataset __len__ and __getitem__, or write the records to disk once "
             "(sordino.data.mapped_table or MappedArrays); `sordino explain data` names what else remains for a stream."
         )
     batches = data_loader.batch_sampler
     if type(batches) is not BatchSampler:
         raise UnknownSampler(f"data_loader must batch by batch_size, got {type(batches).__name__}. {_DECLARE}.")
-    # With batch_sampler= the loader's own sampler is a default that nobody asks.
+    # With batch_sampler= the loader's own sampler is a default that is not used.
     found = _reachable(batches.sampler, len(dataset))
     if batches.sampler is not data_loader.sampler and not isinstance(found, range):
         raise UnknownSampler(
-            f"batch_sampler must draw from the whole data set, got one over {type(batches.sampler).__name__}. Give the "
+            f"batch_sampler must draw from the whole dataset, got one over {type(batches.sampler).__name__}. Give the "
             "DataLoader that sampler as sampler=, with batch_size=; batches are then drawn from its records by Poisson "
             "sampling."
         )
@@ -591,20 +591,20 @@ def dataset_size_of(data_loader: DataLoader[object]) -> np.ndarray | range:
 
 def _reachable(sampler: object, size: int) -> np.ndarray | range:
     if size < 1:
-        raise UnknownSampler("data_loader must read at least one record, got an empty data set. Check the data set.")
+        raise UnknownSampler("data_loader must read at least one record, got an empty dataset. Check the dataset.")
     name = type(sampler).__name__
     if type(sampler) is SubsetRandomSampler:
         chosen = np.sort(np.asarray([int(index) for index in sampler.indices], dtype=np.int64))
         if not len(chosen) or len(np.unique(chosen)) != len(chosen) or chosen[0] < 0 or chosen[-1] >= size:
             raise UnknownSampler(
-                "sampler must name each record at most once, got indices that repeat or lie outside the data set. "
+                "sampler must name each record at most once, got indices that repeat or lie outside the dataset. "
                 "Pass distinct indices."
             )
         return chosen
     if type(sampler) is SequentialSampler:
         covered = len(sampler)
     elif type(sampler) is DistributedSampler:
-        # Its parts make up the data set. Ours are drawn from one logical batch instead.
+        # Its parts make up the dataset. Ours are drawn from one logical batch instead.
         covered = len(cast(Sized, sampler.dataset))
     elif type(sampler) is RandomSampler and not sampler.replacement:
         covered = sampler.num_samples if len(sampler.data_source) == size else -1
@@ -614,5 +614,5 @@ def _reachable(sampler: object, size: int) -> np.ndarray | range:
             "a part of it; batches are then drawn by Poisson sampling."
         )
     if covered != size:
-        raise UnknownSampler(f"{name} must cover the data set exactly once an epoch. {_DECLARE}.")
+        raise UnknownSampler(f"{name} must cover the dataset exactly once an epoch. {_DECLARE}.")
     return range(size)

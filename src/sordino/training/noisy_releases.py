@@ -130,7 +130,7 @@ class LossSum:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The norm of the clipped sum, bought from the step's own budget for the next choice.
+# The norm of the clipped sum, released from the step's own budget for the next choice.
 #
 #     (S, κ‖S‖) + N(0, s² I),   Δ² = Δ_S² + κ² Δ_S²,   κ = √(a / (1 − a))   ⇒   Δ = Δ_S / √(1 − a)                   (1)
 #

@@ -1,7 +1,7 @@
 """Keeps every other optimizer away from private parameters.
 
 One hook on all optimizers of the process looks every parameter up before a step. The hook is global because the
-optimizer that would break the guarantee is exactly the one that nobody handed over. It is there only while some
+optimizer that would break the guarantee is exactly the one that was not passed. It is there only while some
 parameter is private: during `fit`, and from ``make_private`` until ``detach``.
 """
 
@@ -86,7 +86,7 @@ def _refuse_strangers(optimizer: Optimizer, args: object, kwargs: object) -> Non
 
 
 def check_module_and_optimizer(module: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse what can't be trained privately in the user's own loop.
+    """Refuse what can't be trained privately in the user's custom loop.
 
     Raises:
         InvalidArgument: the optimizer evaluates losses by itself or wraps another, or the module is lazy or private

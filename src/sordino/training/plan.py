@@ -244,7 +244,7 @@ class StepPlan:
         sample_rate: probability in (0, 1] that a unit joins the batch.
         expected_batch_size: public divisor of the noisy sum, > 0.
         clipping: how gradients are clipped to the bound.
-        neighboring_relation: which data sets count as neighbors.
+        neighboring_relation: which datasets count as neighbors.
         loss_release: what is released of the losses beside the gradient, or None.
     """
 
@@ -331,7 +331,7 @@ class Plan:
         steps: number of steps, ≥ 0.
         expected_batch_size: public divisor of the noisy sum, > 0; usually sample_rate × a public size.
         delta: δ in (0, 1).
-        neighboring_relation: which data sets count as neighbors.
+        neighboring_relation: which datasets count as neighbors.
         privacy_unit: whose contribution is protected.
         dataset_size_is_public: True when `sample_rate` or `expected_batch_size` came from the size of the data
             set; the guarantee then treats that size as public, and says so.
@@ -344,7 +344,7 @@ class Plan:
             None, which it must be, with other samplers.
         clipping: how gradients are clipped to `max_grad_norm`, flat by default.
         correlated_noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws
-            batches as its participation says, from record numbers that stay the same in neighboring data sets.
+            batches as its participation says, from record numbers that stay the same in neighboring datasets.
         secure_mode: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
             so that no low bit of a released float tells anything (see ``docs/secure-mode.md`` for what it costs).
         loss_release: releases each batch's mean loss with noise, paid for with more noise on the gradient; None
@@ -448,7 +448,7 @@ class Plan:
         return not (self.poisson_sampling or self.has_fixed_size)
 
     def check_dataset_size(self, num_drawn_from: int) -> None:
-        """Refuse a data set of another size than batches of fixed size are planned for.
+        """Refuse a dataset of another size than batches of fixed size are planned for.
 
         Raises:
             InvalidArgument: it differs.
@@ -675,7 +675,7 @@ class Plan:
         if not self.is_private:
             caveats = ("noise_multiplier is 0: for debugging only", *caveats)
         if self.dataset_size_is_public:
-            caveats = (*caveats, "the size of the data set is treated as public")
+            caveats = (*caveats, "the size of the dataset is treated as public")
         if self.correlated_noise is not None and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             caveats = (*caveats, "records keep their numbers when one is added or removed")
         if self.secure_mode:

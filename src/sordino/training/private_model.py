@@ -298,7 +298,7 @@ class PrivateModel:
 
 @dataclass(frozen=True, kw_only=True)
 class MakePrivateArguments:
-    """The parts of the user's own loop, as `make_private` was given them.
+    """The parts of the user's custom loop, as `make_private` was given them.
 
     Args:
         module: to be trained.
@@ -308,7 +308,7 @@ class MakePrivateArguments:
         microbatch_size: most records in one forward and backward; None takes batches whole.
         criterion: the loss, to be checked before the first forward, or None.
         public_batch: public or invented records as the loader gives them, or None.
-        public_records: public or invented items as the data set gives them, or None.
+        public_records: public or invented items as the dataset gives them, or None.
         units: which records belong together, or None.
         performance: how gradients and sums are taken.
     """
@@ -433,7 +433,7 @@ class MakePrivateArguments:
     ) -> Callable[[int], int]:
         """Of a step's number, how many records a batch of it hardly ever exceeds, by what is public."""
         reach = dataset_size_of(self.data_loader)
-        # With units the plan names the size of the data set as public.
+        # With units the plan names the size of the dataset as public.
         public = len(reach) if plan.dataset_size_is_public else None
         at = plan.step_plan if adaptive is None else adaptive.step_plan
 

@@ -1,4 +1,4 @@
-"""`PrivateRun`: order, step numbers, charges and noise of one private training, whoever drives it.
+"""`PrivateRun`: order, step numbers, charges and noise of one private training, whichever caller drives it.
 
     IDLE ── begin_batch ──→ CHARGED ── first microbatch in the sum ──→ GATHERING ── release ──→ IDLE
       ↑                        └─────────── abandon ──────────────────────┘
@@ -140,7 +140,7 @@ class PrivateRun:
         self._has_ended = True
 
     def check_not_ended(self) -> None:
-        """Refuse to go on with a run whose steps nobody would make private.
+        """Refuse to go on with a run whose steps would not be private.
 
         Raises:
             NonPrivateStep: after `end`.
@@ -291,7 +291,7 @@ class PrivateRun:
 
     @property
     def released_losses(self) -> tuple[ReleasedLoss, ...]:
-        """The losses that were released so far; none unless the plan buys them."""
+        """The losses that were released so far; none unless the plan releases them."""
         return () if self._step is None else self._step.loss_release
 
     @property

@@ -1,4 +1,4 @@
-"""Where a run's records come from: tensors in memory, or any map-style data set with its collate function."""
+"""Where a run's records come from: tensors in memory, or any map-style dataset with its collate function."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -96,7 +96,7 @@ class TensorSource:
 
 
 class DatasetSource:
-    """A map-style data set: ``dataset[i]`` is one record, `collate_fn` makes a batch of a list of them.
+    """A map-style dataset: ``dataset[i]`` is one record, `collate_fn` makes a batch of a list of them.
 
     Args:
         dataset: with ``__getitem__`` and ``__len__``.
@@ -154,7 +154,7 @@ def make_record_source(
     """The source for what `fit` was given.
 
     Raises:
-        InvalidArgument: neither tensors nor a data set of known length.
+        InvalidArgument: neither tensors nor a dataset of known length.
     """
     check_not_data_frame(data, "data")
     if isinstance(data, TensorDataset) and collate_fn is None:
@@ -162,17 +162,17 @@ def make_record_source(
     if isinstance(data, Dataset) or _is_map_style(data):
         if isinstance(data, IterableDataset) or not isinstance(data, Sized):
             raise InvalidArgument(
-                "data must be a map-style data set of known length, got one that can only be iterated. "
+                "data must be a map-style dataset of known length, got one that can only be iterated. "
                 "Private batches are drawn by position. Write the records to disk once (sordino.data.mapped_table or "
                 "MappedArrays); `sordino explain data` names what else remains for a stream."
             )
         return DatasetSource(cast("Dataset[object]", data), collate_fn, may_pad=may_pad)
     if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
         if collate_fn is not None:
-            raise InvalidArgument("collate_fn must be None for tensors, got a function. Give a data set, or drop it.")
+            raise InvalidArgument("collate_fn must be None for tensors, got a function. Give a dataset, or drop it.")
         return TensorSource(data)
     raise InvalidArgument(
-        f"data must be a tuple of tensors or a map-style data set, got {type(data).__name__}. "
+        f"data must be a tuple of tensors or a map-style dataset, got {type(data).__name__}. "
         "Give (features, labels), or a torch Dataset."
     )
 
@@ -247,7 +247,7 @@ def _tried(collate_fn: Callable[[list[object]], object], items: list[object]) ->
 
 
 def check_no_repeated_units(dataset: object) -> None:
-    """Refuse a data set in which a record stands twice, as far as torch's own `Subset` and `ConcatDataset` show it.
+    """Refuse a dataset in which a record stands twice, as far as torch's own `Subset` and `ConcatDataset` show it.
 
     Raises:
         InvalidArgument: one does: each of its places is drawn by itself, so it would count twice.
@@ -261,14 +261,14 @@ def check_no_repeated_units(dataset: object) -> None:
         joined = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         if len(np.unique(joined)) != len(joined):
             raise InvalidArgument(
-                "data set must hold each record once, got a Subset or ConcatDataset with a record at several places: "
+                "dataset must hold each record once, got a Subset or ConcatDataset with a record at several places: "
                 "it would be drawn, and count, several times. Name each record once, or pass units= that say which "
                 "places are whose."
             )
 
 
 def _origins(dataset: object) -> list[tuple[object, np.ndarray | range]]:
-    """The data sets that `dataset` is made of, with the positions in them, in its own order."""
+    """The datasets that `dataset` is made of, with the positions in them, in its own order."""
     if type(dataset) is ConcatDataset:
         return [origin for part in dataset.datasets for origin in _origins(part)]
     if type(dataset) is Subset:
@@ -433,7 +433,7 @@ class UnitIndex:
 
     def __init__(self, units: UnitAssignment, of: np.ndarray) -> None:
         self.units = units
-        # Whose a record is, is private: one of a unit that nobody declared raises nothing and contributes nothing.
+        # Whose a record is, is private: one of an undeclared unit raises nothing and contributes nothing.
         declared = np.flatnonzero((of >= 0) & (of < units.num_units))
         self.order = declared[np.argsort(of[declared], kind="stable")]
         counts = np.bincount(of[declared], minlength=units.num_units)

@@ -64,10 +64,10 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 # A commitment to the batch that a step drew.
 #
-# Amplification by sampling holds because nobody knows which records a batch holds. A plain hash would give that away:
-# whoever guesses a batch, or how many records there are, could check the guess. So the hash is keyed with a stream of
-# the run's own secret key, one for every step. Without the key it is as good as random; whoever kept the key can show
-# later which batch was drawn, and nobody can show another one.
+# Amplification by sampling holds because no attacker knows which records a batch holds. With a plain hash a
+# guess of the batch, or of the number of records, could be checked. So the hash is keyed with a stream of the run's own
+# secret key, one for every step. Without the key it is as good as random; with the key the batch that was drawn can be
+# shown later, and no other one.
 #
 # References:
 #     RFC 7693 (BLAKE2 with a key).
@@ -302,9 +302,9 @@ class RunWriter:
         if complete and self._plan.correlated_noise is not None:
             (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
         if self._plan.loss_release is not None:
-            bought = self._plan.loss_release
+            release = self._plan.loss_release
             self.folder.write_loss_curve(
-                ReleasedLosses(max_loss=bought.max_loss, budget_fraction=bought.budget_fraction, points=losses)
+                ReleasedLosses(max_loss=release.max_loss, budget_fraction=release.budget_fraction, points=losses)
             )
         self.folder.save_model(cast("Mapping[str, Tensor]", gather_state(model.state_dict())))
         self.folder.write_guarantee(guarantee)
@@ -510,7 +510,7 @@ _BANNER = (
 
 
 class Diagnostics:
-    """Mean loss and size of the batch that is being read. Private: for whoever may see the records themselves."""
+    """Mean loss and size of the batch that is being read. Private: for anyone who may see the records themselves."""
 
     def __init__(self) -> None:
         self._total, self._records = 0.0, 0
@@ -529,7 +529,7 @@ class Diagnostics:
 
 
 def get_diagnostics(name: str | None) -> Diagnostics | None:
-    """The diagnostics that were asked for; only "private" ones can be, so that nobody takes them for safe."""
+    """The diagnostics that were asked for; only "private" ones can be, so that they can't be taken for safe."""
     if name is None:
         return None
     checks.one_of(("private",), diagnostics=name, hint="Leave it out for a run whose output may be shared.")

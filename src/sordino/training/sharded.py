@@ -6,7 +6,7 @@ parameter's clipped sum is then scattered, so that every process holds its rows 
 place and become the gradient of the shard. The optimizer only ever sees shards.
 
 References:
-    Abadi et al. 2016, algorithm 1: the noise is added entry by entry, whoever holds the entry.
+    Abadi et al. 2016, algorithm 1: the noise is added entry by entry, on the rank that holds the entry.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -102,7 +102,7 @@ class ReduceScatteredSums(dict[nn.Parameter, Tensor]):
 class PrivateStep:
     """Gathers one logical batch and turns it into the private gradient.
 
-    Guarantee: `finish` is one ``plan.step_event(step)`` on the data set when the chunks given since `begin` are the
+    Guarantee: `finish` is one ``plan.step_event(step)`` on the dataset when the chunks given since `begin` are the
     whole logical batch drawn by ``plan.sampler`` for that step. Nothing else leaves this object.
 
     Args:
@@ -171,7 +171,7 @@ class PrivateStep:
 
     @property
     def loss_release(self) -> tuple[ReleasedLoss, ...]:
-        """The losses that were released so far; none unless the plan buys them."""
+        """The losses that were released so far; none unless the plan releases them."""
         return tuple(self._points)
 
     @property

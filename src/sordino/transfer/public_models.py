@@ -1,7 +1,7 @@
 """A frozen public model as a feature extractor: records ↦ features, each record by itself.
 
 A model that was trained on other people's public records is one fixed function. Applied to each private record by
-itself it costs no privacy: neighboring data sets stay neighbors. Whatever private training stands behind it then
+itself it costs no privacy: neighboring datasets stay neighbors. Whatever private training stands behind it then
 works on features of a good model, with few weights to train.
 """
 
@@ -163,7 +163,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PublicInput:
-    """Something public that a training stands on: weights, or a data set.
+    """Something public that a training stands on: weights, or a dataset.
 
     A guarantee speaks about the private records only. It says nothing for those whose records are in a public input, so
     a statement names every one of them, by a hash that anyone can compare.

@@ -258,7 +258,7 @@ def _sampled_blur(side: int, kept: int, *, scales: int, level: int) -> npt.NDArr
 # Pictures made of nothing but random numbers, to see how features vary where no public data are at hand.
 #
 # Objects of a few turned ellipses and boxes with cloudy surfaces: dark around them in gray pictures, filled up to the
-# edges in color. They resemble no data set more than any other, and the same seed gives the same pictures everywhere.
+# edges in color. They resemble no dataset more than any other, and the same seed gives the same pictures everywhere.
 # So whatever is computed from them is a constant, as public as the code.
 #
 # References:

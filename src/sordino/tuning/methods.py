@@ -341,7 +341,7 @@ class PoissonStopping:
 class ThresholdStopping:
     """Runs until one scores at least `threshold`; after each that does not, everything ends with `stop_probability`.
 
-    The cheapest of all when a score that is good enough is known beforehand: pure ε becomes 2ε, however many runs it
+    The cheapest of all when a score that is good enough is known in advance: pure ε becomes 2ε, however many runs it
     takes. With p the chance of a good run, one leaves with probability p/(p + γ(1−p)) after 1/(p + γ(1−p)) runs.
 
     Guarantee: with runs that are independent and alike, what leaves (a run, or nothing) is private as ``event(run)``

@@ -56,7 +56,7 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Runs that nobody watches: what a run prints, warns or raises is not part of what was paid for.
+# Runs without output: what a run prints, warns or raises is not part of what was paid for.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +363,7 @@ def tune(
         score: None when scores are computed on public records; a `PrivateScore` adds noise to a score of the private
             ones. Choices take scores as they are and need neither.
         subsample: each run reads a Poisson sample of this rate of its own, ``share.subset(n)``, and costs less.
-        neighboring_relation: which data sets count as neighbors, for every event here.
+        neighboring_relation: which datasets count as neighbors, for every event here.
         privacy_unit: whose contribution is protected.
         ledger: None, or the account (or a reservation on it) that pays for all of it, at once and before any run.
         rng: of the number of runs, the settings and the choice; fresh if not given.

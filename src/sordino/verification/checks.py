@@ -472,7 +472,7 @@ _SAME = 1e-9
 
 
 def check_released_losses(run: RunFolder, chain: TranscriptChain | None) -> CheckResult | None:
-    """Whether the losses that were released are those that the plan bought, with its noise; None without any."""
+    """Whether the losses that were released are those of the plan, with its noise; None without any."""
     try:
         return _check_loss_curve(run, chain)
     except (SordinoError, UnicodeDecodeError, KeyError, ValueError) as error:
@@ -484,7 +484,7 @@ def _check_loss_curve(run: RunFolder, chain: TranscriptChain | None) -> CheckRes
     if curve is None:
         return None if planned is None else not_checked("loss curve", "none is written: the run did not finish")
     if planned != {"max_loss": curve.max_loss, "budget_fraction": curve.budget_fraction}:
-        return failed("loss curve", "its bound or share is not the plan's, or the plan bought none")
+        return failed("loss curve", "its bound or share is not the plan's, or the plan releases none")
     if chain is None:
         return not_checked("loss curve", "the chain is broken")
     charged: dict[int, TranscriptLine] = {line.step: line for line in chain.lines}
@@ -688,7 +688,7 @@ def _caveats(plan: Mapping[str, object]) -> list[str]:
     added = plan["neighboring_relation"] == NeighboringRelation.ADD_OR_REMOVE_ONE.value
     said = {
         "noise_multiplier is 0: for debugging only": plan["noise_multiplier"] == 0,
-        "the size of the data set is treated as public": plan.get("dataset_size_is_public") is True,
+        "the size of the dataset is treated as public": plan.get("dataset_size_is_public") is True,
         "records keep their numbers when one is added or removed": plan.get("correlated_noise") is not None and added,
         "secure noise holds to the last bit with microbatch_size=1": plan.get("secure_mode") is True,
     }

@@ -448,7 +448,7 @@ def _curves(axes: "Axes", report: MembershipReport, lowest: float) -> None:
     for number, attack in enumerate(report.attacks):
         points = [point for point in attack.roc.curve if point[0] >= lowest]
         x, y = [point[0] for point in points], [point[1] for point in points]
-        # A logarithmic axis has no zero: a curve that found nobody yet starts where it finds somebody.
+        # A logarithmic axis has no zero: a curve starts at its first true positive.
         first = next((k for k, value in enumerate(y) if value > 0), len(y))
         label = f"{attack.name}   AUC {attack.roc.auc:.3f}"
         if number == 0:

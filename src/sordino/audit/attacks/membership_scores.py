@@ -181,7 +181,7 @@ def rmia_scores(
         target: the attacked model's probability of each record's own label, (records,), in [0, 1].
         references: the same of the reference models, (models, records).
         included: whether each model saw each record; every record out of at least one (and in one, when online).
-        population_target: the attacked model on records that nobody trained on, (population,).
+        population_target: the attacked model on records outside the training data, (population,).
         population_references: the reference models on them, (models, population).
         offset: a of `rmia_average`, from `rmia_offset` or left as it is.
         gamma: γ > 0.
@@ -226,7 +226,7 @@ def rmia_offset(references: ArrayLike, included: ArrayLike, *, population_refere
     Args:
         references: reference models' probabilities of each record's own label, (models, records).
         included: whether each model saw each record; every record out of at least two.
-        population_references: the reference models on records that nobody trained on, (models, population).
+        population_references: the reference models on records outside the training data, (models, population).
 
     Returns:
         One of 0, 0.1, …, 1; 0.3 where no value is better than guessing.
@@ -368,7 +368,7 @@ def _rows(features: ArrayLike) -> NDArray[np.float64]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The loss threshold: whoever fits suspiciously well was trained on.
+# The loss threshold: anyone who fits suspiciously well was trained on.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -249,7 +249,7 @@ class EngineLibrary:
 
 @dataclass(frozen=True, kw_only=True)
 class FitLibrary:
-    """This library's own loop: `fit`, with one loss per record.
+    """This library's custom loop: `fit`, with one loss per record.
 
     Args:
         performance: what changes speed and memory only.
@@ -515,7 +515,7 @@ def must_stay_within(
     max_grad_norm: float = 0.7,
     norms: int = 1,
 ) -> None:
-    """The clipped sums of two data sets that differ in one record differ by at most `norms` clipping norms."""
+    """The clipped sums of two datasets that differ in one record differ by at most `norms` clipping norms."""
     one, two = (
         library.clipped_sum(set_parameters(build()), data, loss, max_grad_norm=max_grad_norm) for data in (batch, other)
     )

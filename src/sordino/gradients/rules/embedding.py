@@ -227,7 +227,7 @@ def _repeated(segments: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tenso
 
 
 def _numbered(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """The place of each key among the different ones, by operations whose results have a size known beforehand."""
+    """The place of each key among the different ones, by operations whose results have a size known in advance."""
     ordered, order = keys.sort(stable=True)
     changes = (ordered[1:] != ordered[:-1]).cumsum(0)
     return torch.zeros_like(keys).scatter_(0, order, torch.cat([torch.zeros_like(ordered[:1]), changes]))

@@ -1,1 +1,1 @@
-"""A user's own loop, followed from the batch to the loss: what it did, and whether that ties records together."""
+"""A user's custom loop, followed from the batch to the loss: what it did, and whether that ties records together."""

@@ -24,8 +24,8 @@ from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.pytree import tensors_in, tree_leaves
 
 __all__ = [
-    "FIRST_BATCHES",
     "CrossBatchState",
+    "FIRST_BATCHES",
     "OptimizerSettingsWatch",
     "Place",
     "batch_tag",
@@ -239,7 +239,7 @@ def _check_not_part_of(module: nn.Module, place: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # What a step reads besides the gradient: settings and state of the optimizer, parameters, buffers.
 #
-# Between a batch and its step nothing of it may change, since nobody can tell what a new value was made of; from one
+# Between a batch and its step nothing of it may change, since it can't be known what a new value was made of; from one
 # step to the next batch it may, but not to what came from a batch.
 # ----------------------------------------------------------------------------------------------------------------------
 

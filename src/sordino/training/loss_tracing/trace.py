@@ -93,7 +93,7 @@ def _check_no_branching() -> None:
         "between the loader's batch and optimizer.step the loop must not decide by private values (if, while or assert "
         "on a tensor of the batch or a number read from it), got such a decision: it would let one record change what "
         "all others do. A record whose loss is not finite counts for nothing, so no check is needed; make other "
-        "checks in the data set, or after the step."
+        "checks in the dataset, or after the step."
     )
 
 
@@ -333,7 +333,7 @@ class ExternalTensor:
         return bool((self.value == self.fill).all()) if self._written is None else self._is_untouched()
 
     def _is_untouched(self) -> bool:
-        """Whether nobody wrote to it but calls that the tape has seen."""
+        """Whether it was only written to by calls that the tape has seen."""
         version, bits = self._written or (-1, None)
         now = None if bits is None else readable_fingerprint(self.value)
         return self.value._version == version and (bits is None or (now is not None and torch.equal(bits, now)))
@@ -389,7 +389,7 @@ class ExternalTensors:
         return ["rows", *(["columns"] if both else []), *(["constants"] if may_be_constant else [])]
 
     def inputs(self, reading: Reading) -> list[ExternalTensor]:
-        """Those that count as inputs of a replay: positions of records are made anew instead."""
+        """Those that count as inputs of a replay: positions of records are made again instead."""
         chosen = [one for one in self if one.rowed and one.is_free and reading != "constants"]
         chosen = [one for one in chosen if one.column is None or reading != "columns"]
         return [one for one in chosen if one.first_row is None and not one.counts_records()]
@@ -984,7 +984,7 @@ class OperationTrace:
                 raise CoupledRecords(
                     "loss must be made of torch tensors, got a tensor from elsewhere after values of the batch were "
                     "read (.item(), float(), numpy, lists): it may have been computed from other records. Stay with "
-                    "tensors up to the loss, compute metrics after it, or make targets and weights in the data set."
+                    "tensors up to the loss, compute metrics after it, or make targets and weights in the dataset."
                 )
 
     @property

@@ -183,7 +183,7 @@ def without_trace(tensor: Tensor) -> Tensor:
 # Numbers read from a taped tensor: ordinary floats and ints that remember where they come from.
 #
 # ``x - x.mean().item()`` couples the records of a batch as ``x - x.mean()`` does. The number that ``item()`` gives
-# notes the arithmetic done with it on the same tape, and is computed anew in a replay.
+# notes the arithmetic done with it on the same tape, and is computed again in a replay.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

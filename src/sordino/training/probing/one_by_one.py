@@ -130,7 +130,7 @@ class _OtherDraws(SeededGenerators):
     other: int
 
     def start(self) -> None:
-        """Start all generators anew."""
+        """Start all generators again."""
         super().start()
         random.seed(self.other)
         numpy_random.seed(self.other)  # noqa: NPY002

@@ -1,6 +1,7 @@
 """What a module holds, compared around a forward pass and put back.
 
-A forward pass that writes into the module stores what it saw of the records, and nobody clips or adds noise to that.
+A forward pass that writes into the module stores values of records that are neither clipped nor covered by
+noise.
 """
 
 import copy
@@ -114,7 +115,7 @@ class ModuleSnapshot:
             raise CoupledRecords(
                 f"parameters and buffers must not change in a training forward pass, got changes of "
                 f"{', '.join(sorted(names))}: {_REMEDY}. Large frozen weights among them are not put back: load them "
-                "anew."
+                "again."
             )
 
     def restore(self) -> list[str]:
@@ -279,7 +280,7 @@ class SeededGenerators:
     high: bool = False
 
     def start(self) -> None:
-        """Start all generators anew, so that two passes over batches of one shape meet the same chance."""
+        """Start all generators again, so that two passes over batches of one shape meet the same chance."""
         _seed_torch(self.seed)
         random.seed(self.seed)
         numpy_random.seed(self.seed)  # noqa: NPY002

@@ -185,7 +185,7 @@ def _values(shape: tuple[int, ...], like: Tensor, pattern: str, generator: torch
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Synthetic items in the structure of one item of a data set: what `collate_fn` is tried on.
+# Synthetic items in the structure of one item of a dataset: what `collate_fn` is tried on.
 #
 # Only shapes, types and keys of the example are used, never its values.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def _leaf(example: object, filling: _Filling) -> object:
     made = _synthetic_item(example, filling)
     if made is None and example is not None:
         raise CoupledRecords(
-            f"items of the data set must be made of tensors, arrays, numbers and texts for collate_fn to be tried on "
+            f"items of the dataset must be made of tensors, arrays, numbers and texts for collate_fn to be tried on "
             f"synthetic ones, got {type(example).__name__}. Pass public_records=, five public or invented items."
         )
     return made
