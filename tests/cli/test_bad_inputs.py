@@ -335,6 +335,9 @@ INPUTS = {
     "ledger init mysql://host/x": 2,
     "data show wish": 2,
     "data get wish": 2,
+    "explain wish": 2,
+    "learn wish": 2,
+    "learn --out lesson.ipynb": 2,
 }  # fmt: skip
 
 

@@ -24,7 +24,9 @@ def test_words_are_completed_in_bash(words, expected):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_a_shell_is_printed(shell):
+def test_the_script_for_a_shell_is_printed(shell, monkeypatch):
+    # Otherwise it is that of the shell which started the tests.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     result = CliRunner().invoke(app, ["--show-completion", shell])
     assert result.exit_code == 0
     assert "complete" in result.stdout.lower()
