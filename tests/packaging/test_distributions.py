@@ -128,6 +128,7 @@ SMOKE = {
         schema = data.Schema(columns=(data.NumericColumn(name="a", low=0, high=3),), target="y", labels=("n", "p"))
         assert data.load_dataset("t.parquet", schema=schema)
     """,
+    "triton": "import triton, sordino.mechanisms.device_noise_kernel",
     "verify": "import dp_accounting, sordino.verification",
 }
 
