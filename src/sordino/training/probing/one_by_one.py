@@ -194,7 +194,8 @@ class _Look:
         self._structure, self._example = structure, example
         self._two_passes = size.two_passes
         # What ties the records of a microbatch shows in how many numbers are drawn; a few records tell where from.
-        most = min([size.records if is_split else min(_FEW, size.records), *(len(tensor) - 1 for tensor in example if tensor.dim())])
+        few = size.records if is_split else min(_FEW, size.records)
+        most = min([few, *(len(tensor) - 1 for tensor in example if tensor.dim())])
         self.rows = next((rows for rows in _ROWS if rows <= most), 1) if isinstance(recorder, GradientCapture) else 1
         self._given = next((tensor.size(0) for tensor in tensors_in(structure) if tensor.dim()), 0)
 
