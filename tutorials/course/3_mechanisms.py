@@ -283,7 +283,7 @@ weight, bias = (p.detach().numpy().copy() for p in model.parameters())
 step = PrivateStep(GradientCapture(model), plan, rng)
 mechanism = TensorGaussianMechanism(noise_multiplier=1.1, l2_sensitivity=0.7)
 for number in range(steps):
-    batch = plan.sampling.draw(dataset_size=500, step=number, rng=rng)
+    batch = plan.sampler.draw(dataset_size=500, step=number, rng=rng)
     for chunk in split_into_microbatches(batch, step=number, microbatch_size=64):
         places = torch.from_numpy(chunk.indices)
         with step.capturing(chunk):
