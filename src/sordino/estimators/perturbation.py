@@ -28,6 +28,7 @@ from sordino.mechanisms import (
     analytic_noise_multiplier,
     make_budget,
 )
+from sordino.mechanisms.additive import release_in_l2
 from sordino.mechanisms.base import FloatArray, observable_release
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG
@@ -376,20 +377,7 @@ class OutputPerturbation:
 
     def noisy(self, weights: FloatArray) -> FloatArray:
         """Weights plus noise."""
-        spent = self._budget
-        if isinstance(spent, PureBudget):
-            ball = KNormMechanism(
-                epsilon=spent.epsilon,
-                sensitivity=self.l2_sensitivity,
-                norm=2,
-                dimension=weights.size,
-                rng=self.rng,
-            )
-            return np.asarray(ball.release(weights))
-        gaussian = GaussianMechanism(
-            noise_multiplier=spent.noise_multiplier, l2_sensitivity=self.l2_sensitivity, rng=self.rng
-        )
-        return np.asarray(gaussian.release(weights))
+        return release_in_l2(weights, budget=self._budget, l2_sensitivity=self.l2_sensitivity, rng=self.rng)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.events import DiscreteGaussian, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, ZeroConcentratedDP
 from sordino.mechanisms.base import (
+    FloatArray,
     Grid,
     Numbers,
     Released,
@@ -25,7 +26,12 @@ from sordino.mechanisms.base import (
     ratio_at_least,
     whole_array,
 )
-from sordino.mechanisms.calibration import analytic_noise_multiplier, classical_noise_multiplier
+from sordino.mechanisms.calibration import (
+    Budget,
+    PureBudget,
+    analytic_noise_multiplier,
+    classical_noise_multiplier,
+)
 from sordino.mechanisms.samplers import (
     LARGEST_STDDEV,
     discrete_gaussian,
@@ -49,6 +55,7 @@ __all__ = [
     "calibrated_noise_multiplier",
     "coarse_multiple",
     "laplace_event",
+    "release_in_l2",
 ]
 
 
@@ -568,3 +575,24 @@ class DiscreteLaplaceMechanism:
         check_dimension(integers, self.dimension)
         noise = discrete_laplace(*self.ratio, integers.size, self.rng.new_stream("discrete-laplace"))
         return self.grid.values(np.asarray(integers + noise.reshape(integers.shape)))[()]
+
+
+def release_in_l2(value: FloatArray, *, budget: Budget, l2_sensitivity: float, rng: KeyedRNG) -> FloatArray:
+    """A value of any shape plus noise for its ℓ2 sensitivity, of the same shape.
+
+    Guarantee: one release is the event of `budget`, under the relation that `l2_sensitivity` holds for. A pure budget
+    is spent by `KNormMechanism` in the ℓ2 norm, a Gaussian one by `GaussianMechanism`.
+
+    Args:
+        value: computed from private records.
+        budget: what the release costs.
+        l2_sensitivity: > 0, how far one privacy unit moves `value` in ℓ2 norm.
+        rng: where the noise comes from.
+    """
+    if isinstance(budget, PureBudget):
+        pure = KNormMechanism(
+            epsilon=budget.epsilon, sensitivity=l2_sensitivity, norm=2, dimension=np.size(value), rng=rng
+        )
+        return np.asarray(pure.release(value))
+    gaussian = GaussianMechanism(noise_multiplier=budget.noise_multiplier, l2_sensitivity=l2_sensitivity, rng=rng)
+    return np.asarray(gaussian.release(value))

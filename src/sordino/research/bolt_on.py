@@ -19,7 +19,8 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event
-from sordino.mechanisms import GaussianMechanism, KNormMechanism, PureBudget, make_budget
+from sordino.mechanisms import make_budget
+from sordino.mechanisms.additive import release_in_l2
 from sordino.mechanisms.base import FloatArray
 from sordino.randomness import KeyedRNG
 
@@ -111,17 +112,5 @@ class BoltOnDescent:
         """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n]."""
         order = np.argsort(self.rng.new_stream("bolt-on-permutation").uniform(len(rows)), kind="stable")
         weights = self.exact_value(rows, targets, order)
-        spent = make_budget(epsilon=self.epsilon, delta=self.delta)
-        if isinstance(spent, PureBudget):
-            ball = KNormMechanism(
-                epsilon=spent.epsilon,
-                sensitivity=self.l2_sensitivity,
-                norm=2,
-                dimension=weights.size,
-                rng=self.rng,
-            )
-            return np.asarray(ball.release(weights))
-        gaussian = GaussianMechanism(
-            noise_multiplier=spent.noise_multiplier, l2_sensitivity=self.l2_sensitivity, rng=self.rng
-        )
-        return np.asarray(gaussian.release(weights))
+        budget = make_budget(epsilon=self.epsilon, delta=self.delta)
+        return release_in_l2(weights, budget=budget, l2_sensitivity=self.l2_sensitivity, rng=self.rng)
