@@ -48,7 +48,7 @@ def federated_plan(epsilon: float) -> Plan:
         delta=1e-3,
         steps=25,  # rounds
         sample_rate=0.5,  # of the clients, each independently
-        expected_batch_size=60.0,  # the planned cohort is the divisor, whoever answers
+        expected_batch_size=60.0,  # planned cohort size: the divisor, also when clients drop out
         max_grad_norm=0.5,  # bound of one client's update
         privacy_unit=PrivacyUnit.CLIENT,
     )
@@ -93,7 +93,7 @@ print(server.guarantee().describe())
 # |---|---|---|
 # | `PrivateServer` | zC / n | the server |
 # | `DistributedServer` | a little more | that enough clients are honest, and that only sums are seen |
-# | `LocalPrivacy` | 2zC / √n | nobody |
+# | `LocalPrivacy` | 2zC / √n | no other party |
 
 # %%
 import matplotlib.pyplot as plt

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Statistics and a synthetic table
 #
-# Often nobody needs a model: counts, means and a table to try queries on are enough. You release noisy statistics with
-# intervals, then records that nobody is behind, and compare both with the truth.
+# Counts, means and a table to try queries on are often enough, without a model. This tutorial releases noisy statistics
+# with intervals and a synthetic table, and compares both with the true values.
 
 # %% [markdown]
 # ## One charge for all statistics

@@ -33,7 +33,7 @@ print(f"one training:    ε = {epsilon(one, delta=1e-5).upper:.2f}")
 print(f"twenty of them:  ε = {epsilon(SelfComposed(event=one, count=20), delta=1e-5).upper:.2f}")
 
 # %% [markdown]
-# ## The cheap way: nobody knows how many trials there were
+# ## Random stopping: the number of trials stays secret
 # `PrivateRandomSearch` draws the number of trials from a distribution, keeps the best, and says nothing of the others.
 # Then the best trial tells little more than a single one, and the whole search has ε = 1.
 

@@ -111,7 +111,7 @@ for values in (alike, neighbor):
     print(f"released exactly 50 000 in {np.mean(np.isclose(seen, 50_000)):.0%} of 1000 runs")
 
 # %% [markdown]
-# The mean error of the release is Δ/ε. Below, the source's own table with Δ = 7717.05, which protects nobody, beside
+# The mean error of the release is Δ/ε. Below, the source's own table with Δ = 7717.05, which gives no privacy, beside
 # the corrected one.
 
 # %%
@@ -260,7 +260,7 @@ rate, steps = 0.5, 8
 plan = Plan(
     noise_multiplier=1.1, max_grad_norm=0.7, sample_rate=0.2, steps=steps, expected_batch_size=100.0, delta=1e-5
 )
-rng = KeyedRNG(seed=3, reproducible=True)  # so that both draw the same; a known seed protects nobody
+rng = KeyedRNG(seed=3, reproducible=True)  # so that both draw the same; a known seed gives no privacy
 
 
 def numpy_step(weight, bias, features, targets, noise):

@@ -164,7 +164,7 @@ def exact_text(value: float) -> str:
 
 
 def round_up(value: float, digits: int = 6) -> str:
-    """A noise multiplier with few digits, never below itself: whoever types it in adds enough noise."""
+    """A noise multiplier with few digits, never below itself, so that the printed number is enough noise."""
     text = f"{value:.{digits}g}"
     if float(text) < value:
         step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)

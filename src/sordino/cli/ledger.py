@@ -59,7 +59,7 @@ def with_affordable_delta(
 ) -> _Found:
     """What `work` gives for the default δ, or for the largest that the account still has for events with their own.
 
-    An account keeps a part of its δ for events that have one of their own. Where nobody asked for a δ, what is too much
+    An account keeps a part of its δ for events that have one of their own. Where no δ was given, what is too much
     for that part would be refused though its ε fits. `work` must charge before it reads a record, as all of sordino.
     """
     try:

@@ -388,7 +388,7 @@ def measure_tangent_kernel(
 
     Returns:
         Rows for no clipping, flat, layer-wise, global flat, global layer-wise, and global with a threshold that drops
-        nobody.
+        no record.
 
     Example:
         >>> _ = torch.manual_seed(0)

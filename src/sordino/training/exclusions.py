@@ -151,7 +151,7 @@ EXCLUSIONS = (
         Option.BALLS_IN_BINS,
         (Option.SCHEDULE, Option.CORRELATED_NOISE, Option.ESTIMATED_NORMS),
         "sampling must be None",
-        "an epoch is charged as a whole, as one Gaussian in a step that nobody knows",
+        "an epoch is charged as a whole, as one Gaussian in a secret step",
         "Sample with Poisson sampling, or give numbers and clip by exact norms",
         UnknownSampler,
     ),
