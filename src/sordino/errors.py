@@ -147,7 +147,7 @@ class AccountingError(SordinoError):
 class DataUnavailable(SordinoError):
     """A named dataset is not on this machine; the message says which file to place where."""
 
-    section = "data-sets"
+    section = "datasets"
 
 
 class LedgerError(SordinoError):
