@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import textwrap
 import tomllib
 import venv
 import zipfile
@@ -74,11 +75,13 @@ records = torch.randn(40, 3), torch.randint(2, (40,))
 plan = sordino.Plan.for_epsilon(
     target_epsilon=2.0, delta=1e-5, sample_rate=0.5, steps=2, max_grad_norm=1.0, expected_batch_size=20.0
 )
-result = sordino.fit(torch.nn.Linear(3, 2), loss, records, plan)
+with sordino.RunFolder.create("run", plan=plan.to_json()) as folder:
+    result = sordino.fit(torch.nn.Linear(3, 2), loss, records, plan, run_folder=folder)
 assert result.guarantee.epsilon <= 2.0
 print(json.dumps([sordino.__version__, sordino.__file__, torch.__version__]))
 """
 
+# One real use of every extra, with nothing but it installed.
 SMOKE = {
     "all": """
         import subprocess
@@ -91,46 +94,119 @@ SMOKE = {
     """,
     "cli": """
         import subprocess
-        words = ["sordino", "account", "--sample-rate", "0.01", "--noise-multiplier", "4", "--steps", "100",
-                 "--delta", "1e-5", "--json"]
-        assert "epsilon" in subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        def run(*words):
+            return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        words = ["--sample-rate", "0.01", "--noise-multiplier", "4", "--steps", "100", "--delta", "1e-5", "--json"]
+        assert "epsilon" in run("sordino", "account", *words)
+        assert "GroupNorm" in run("sordino", "explain", "UnsupportedModule")
+        lacking = subprocess.run(["sordino", "train", "adult"], capture_output=True, text=True)
+        assert lacking.returncode and "Install sordino[" in lacking.stderr, lacking.stderr
     """,
     "estimators": """
         import numpy as np
         from sordino.estimators import LogisticRegression
-        LogisticRegression(epsilon=1.0, delta=1e-5, data_norm=1.0, classes=(0, 1)).fit(np.eye(2), [0, 1])
+        model = LogisticRegression(epsilon=1.0, delta=1e-5, data_norm=1.0, classes=(0, 1)).fit(np.eye(2), [0, 1])
+        assert model.predict(np.eye(2)).shape == (2,)
     """,
-    "federated": "import sordino.federated.flower",
+    "federated": """
+        from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
+        from sordino.federated.flower import CertifiedAccountant
+        config = PrivacyConfig(
+            target_delta=1e-5,
+            population_size=1000,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            sampling_method=SamplingMethod.POISSON,
+        )
+        accountant = CertifiedAccountant(config)
+        accountant.compose(GaussianPrivacyEvent(noise_multiplier=1.1, sample_size=50, population_size=1000), 100)
+        assert 1 < accountant.get_epsilon(1e-5) < 3
+    """,
+    "huggingface": "page('huggingface.md')\npage('accelerate.md')",
     "images": """
+        import io, lzma, struct
+        from pathlib import Path
         from PIL import Image
-        from sordino.data import list_datasets
-        assert list_datasets()
+        from sordino.data.readers import read_cifar_jpeg
+        buffer = io.BytesIO()
+        Image.new("RGB", (32, 32), (200, 100, 50)).save(buffer, "JPEG")
+        image = buffer.getvalue()
+        records = b"".join(struct.pack("<BBH", split, 3, len(image)) + image for split in (0, 1))
+        Path("x.xz").write_bytes(lzma.compress(records))
+        train, test = read_cifar_jpeg((Path("x.xz"),))
+        assert train.features.shape == (1, 3, 32, 32)
     """,
     "ledger": """
+        from sordino.events import Gaussian
         from sordino.ledger import Ledger
-        assert Ledger
+        account = Ledger("privacy.db").declare("adult", epsilon=3.0, delta=1e-5)
+        account.charge(Gaussian(noise_multiplier=10.0), note="a noisy sum")
+        assert 0 < account.spent().epsilon < 3
     """,
-    "lightning": "import sordino.integrations.lightning",
-    "onnx": "import onnx, onnxruntime, sordino.recipes",
-    "postgres": "import psycopg, sordino.ledger",
+    "lightning": "page('lightning.md')",
+    "onnx": """
+        import json, numpy as np, torch
+        from sordino import RunFolder, load_model
+        from sordino.data import DatasetSplits, NumericColumn, Records, Schema
+        from sordino.recipes import TABULAR_METHODS
+        from sordino.recipes.onnx_export import export_onnx
+        from sordino.recipes.saved_model import describe_estimator
+        from sordino.recipes.tabular import make_tabular_task
+        schema = Schema(columns=(NumericColumn(name="a", low=0, high=1),), target="y", labels=("n", "p"))
+        features = np.linspace(-1, 1, 100, dtype=np.float32)[:, None]
+        records = Records(features, (features[:, 0] > 0).astype(np.int64))
+        kinds = {"labels": schema.labels, "schema": schema, "public": False, "source": "", "license": ""}
+        splits = DatasetSplits(name="made", train=records, test=None, **kinds)
+        fitted = TABULAR_METHODS["logistic"].fit(make_tabular_task(splits), epsilon=20.0, delta=1e-5)
+        run = RunFolder.create("run", plan="{}")
+        run.save_model({k: torch.from_numpy(np.array(v)) for k, v in fitted.estimator.learned_arrays().items()})
+        run.close()
+        run.write_model_description(describe_estimator(splits, fitted))
+        assert "label" in export_onnx(load_model("run"), "model.onnx")
+    """,
+    "postgres": """
+        import psycopg
+        from sordino.errors import SordinoError
+        from sordino.ledger import Account
+        try:
+            Account(url="postgresql+psycopg://nobody@127.0.0.1:1/none", name="a").remaining()
+        except SordinoError as error:  # the driver is there, the server is not
+            assert "Install" not in str(error), error
+    """,
     "recipes": """
+        import peft, types
         from sordino.recipes import RECIPES
-        assert RECIPES
+        from sordino.recipes.text_recipes import MiniLMLayers, word_pieces
+        assert RECIPES and MiniLMLayers((1,)).width == 384
+        (ids,) = word_pieces()(types.SimpleNamespace(texts=["a small text"]))
+        assert len(ids) == 3
     """,
     "report": """
-        from sordino.report import build_report, write_report
-        assert build_report and write_report
+        from sordino.report import write_report
+        written = write_report(sordino.RunFolder.open("run"))
+        assert "differential" in written.page.read_text()
+        assert written.picture.read_bytes().startswith(b"\\x89PNG")
     """,
     "tables": """
         import pyarrow as pa, pyarrow.parquet as pq
         pq.write_table(pa.table({"a": [1.0, 2.0], "y": ["n", "p"]}), "t.parquet")
         from sordino import data
         schema = data.Schema(columns=(data.NumericColumn(name="a", low=0, high=3),), target="y", labels=("n", "p"))
-        assert data.load_dataset("t.parquet", schema=schema)
+        assert len(data.load_dataset("t.parquet", schema=schema).train) == 2
     """,
     "triton": "import triton, sordino.mechanisms.device_noise_kernel",
-    "verify": "import dp_accounting, sordino.verification",
+    "verify": """
+        found = {item.name: item.status for item in sordino.verify("run").items}
+        assert found["second accountant"] == "pass", found
+    """,
 }
+# What a use needs beforehand: a run of the core, pages of the wheel.
+TRAINS_FIRST = {"report", "verify"}
+PAGES = f"""
+import runpy, sys
+def page(name):
+    sys.argv = ["run_page", name]
+    runpy.run_path({str(Path(__file__).with_name("run_page.py"))!r}, run_name="__main__")
+"""
 
 
 def test_every_extra_for_users_is_tried():
@@ -187,5 +263,5 @@ def test_an_extra_brings_what_it_needs(extra, core, dist, tmp_path):
     install = ["-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", wheel_of(dist)]
     python(interpreter, environment, tmp_path, *install)
     python(interpreter, environment, tmp_path, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
-    code = "\n".join(line.removeprefix("        ") for line in SMOKE[extra].splitlines())
-    python(interpreter, environment, tmp_path, "-c", code)
+    first = CORE if extra in TRAINS_FIRST else ""
+    python(interpreter, environment, tmp_path, "-c", first + PAGES + textwrap.dedent(SMOKE[extra]))

@@ -8,7 +8,7 @@ multiplier is always relative to the sensitivity under the declared relation, so
 from typing import Any, cast
 
 from sordino.definitions import NeighboringRelation
-from sordino.errors import MissingDeclaration, UnsupportedEvent
+from sordino.errors import UnsupportedEvent
 from sordino.events import (
     Composed,
     Event,
@@ -24,6 +24,7 @@ from sordino.events import (
     SelfComposed,
     ZeroConcentratedDP,
 )
+from sordino.installation import require
 
 __all__ = ["from_dp_event", "to_dp_event"]
 
@@ -32,12 +33,9 @@ _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def _module() -> Any:
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise MissingDeclaration(
-            "dp-accounting must be installed to read its events. Install sordino[test]."
-        ) from error
+    require("verify", "dp_accounting", user="an exchange of events")
+    import dp_accounting
+
     return dp_accounting
 
 

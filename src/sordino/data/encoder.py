@@ -1,8 +1,6 @@
 """`SchemaEncoder`: a declared schema as a transformer of scikit-learn."""
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.utils.validation import check_is_fitted
 
 from sordino.data.frames import frame_columns
 from sordino.data.schema import Schema
@@ -10,7 +8,15 @@ from sordino.data.tables import encode_features
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import Event
+from sordino.installation import require
 from sordino.shapes import Float32
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin
+    from sklearn.utils.validation import check_is_fitted
+except ImportError:
+    require("estimators", "sklearn", user="SchemaEncoder")
+    raise
 
 __all__ = ["SchemaEncoder"]
 

@@ -39,7 +39,8 @@ try:
 
 except ImportError as error:
     raise SordinoError(
-        f"sordino.integrations.accelerate must find accelerate, got {type(error).__name__}. Install accelerate."
+        f"sordino.integrations.accelerate must find accelerate, got {type(error).__name__}. "
+        "Install sordino[huggingface]."
     ) from None
 
 __all__ = ["DeviceLoader", "check_launch", "check_whole", "prepare_private", "unwrapped"]

@@ -45,8 +45,8 @@ try:
     from sordino.integrations.accelerate import check_launch, check_whole, unwrapped
 except ImportError as error:
     raise SordinoError(
-        f"sordino.integrations.huggingface must find transformers and accelerate, got {type(error).__name__}. Install "
-        "transformers[torch]."
+        f"sordino.integrations.huggingface must find transformers and accelerate, got {type(error).__name__}. "
+        "Install sordino[huggingface]."
     ) from None
 
 __all__ = [

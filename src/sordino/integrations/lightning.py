@@ -50,7 +50,8 @@ else:
             from pytorch_lightning import Callback, LightningModule, Trainer
         except ImportError as error:
             raise SordinoError(
-                f"sordino.integrations.lightning must find lightning, got {type(error).__name__}. Install lightning."
+                f"sordino.integrations.lightning must find lightning, got {type(error).__name__}. "
+                "Install sordino[lightning]."
             ) from None
 
 __all__ = [

@@ -526,7 +526,7 @@ def _engine(url: str) -> "Engine":
         engine = create_engine(url, poolclass=NullPool, connect_args=wait)
     except ModuleNotFoundError as error:
         raise LedgerError(
-            f"a ledger must have its driver, got no module {error.name!r}. Run pip install 'sordino[postgres]'."
+            f"a ledger must have its driver, got no module {error.name!r}. Install sordino[postgres]."
         ) from error
     if not local:
         return engine

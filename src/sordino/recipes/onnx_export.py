@@ -76,8 +76,7 @@ def _require_onnx() -> None:
     missing = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise DataUnavailable(
-            f"export must have the packages onnx and onnxruntime, got no {', '.join(missing)}. "
-            "Install sordino[onnx]: pip install 'sordino[onnx]'."
+            f"export must have the packages onnx and onnxruntime, got no {', '.join(missing)}. Install sordino[onnx]."
         )
 
 

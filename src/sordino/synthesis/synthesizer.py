@@ -179,6 +179,7 @@ class TableSynthesizer(PrivateEstimator):
         Columns stand in the schema's order, the target last; a missing number is null, a category that is missing or
         not listed is empty.
         """
+        require("tables", "pyarrow", user="a table")
         import pyarrow as pa
 
         check_is_fitted(self, "model_")

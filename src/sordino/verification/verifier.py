@@ -31,6 +31,7 @@ from sordino.events import (
     event_counts,
     from_dict,
 )
+from sordino.installation import require
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder, RunSegment, TranscriptLine
 from sordino.verification.checks import (
@@ -266,6 +267,7 @@ def dp_accounting_epsilon(
     """
     if isinstance(event, NoOp):
         return 0.0
+    require("verify", "dp_accounting", user="the second accountant")
     import dp_accounting
     from dp_accounting import pld, rdp
 
