@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from addresses import addresses
+
 __all__ = ["changed_files", "main", "obstacles"]
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +28,11 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+def _place(url: str) -> str:
+    """Host and path of a repository: the same for https://host/a/b, git@host:a/b.git and ssh://git@host/a/b."""
+    return re.sub(r"^(\w+://)?([^@/]*@)?", "", url).replace(":", "/", 1).removesuffix(".git").rstrip("/")
 
 
 def obstacles(root: Path, version: str) -> list[str]:
@@ -46,6 +53,11 @@ def obstacles(root: Path, version: str) -> list[str]:
         found.append("The working tree has changes. Commit them first.")
     if _git(root, "branch", "--show-current") != "main":
         found.append("A release is made on main. Check it out.")
+    repository, origin = addresses(root)[1], _git(root, "config", "--default", "", "remote.origin.url")
+    if origin and _place(origin) != _place(repository):
+        found.append(
+            f"pyproject.toml names the repository {repository}, and origin is {origin}. Run scripts/addresses.py."
+        )
     if _git(root, "tag", "--list", f"v{version}"):
         found.append(f"The tag v{version} exists. Choose the next version.")
     return found

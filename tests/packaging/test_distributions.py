@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -99,7 +100,7 @@ SMOKE = {
         words = ["--sample-rate", "0.01", "--noise-multiplier", "4", "--steps", "100", "--delta", "1e-5", "--json"]
         assert "epsilon" in run("sordino", "account", *words)
         assert "GroupNorm" in run("sordino", "explain", "UnsupportedModule")
-        lacking = subprocess.run(["sordino", "train", "adult"], capture_output=True, text=True)
+        lacking = subprocess.run(["sordino", "train", "adult", "--epsilon", "1"], capture_output=True, text=True)
         assert lacking.returncode and "Install sordino[" in lacking.stderr, lacking.stderr
     """,
     "estimators": """
@@ -156,7 +157,7 @@ SMOKE = {
         records = Records(features, (features[:, 0] > 0).astype(np.int64))
         kinds = {"labels": schema.labels, "schema": schema, "public": False, "source": "", "license": ""}
         splits = DatasetSplits(name="made", train=records, test=None, **kinds)
-        fitted = TABULAR_METHODS["logistic"].fit(make_tabular_task(splits), epsilon=20.0, delta=1e-5)
+        fitted = TABULAR_METHODS["objective"].fit(make_tabular_task(splits), epsilon=20.0, delta=1e-5)
         run = RunFolder.create("run", plan="{}")
         run.save_model({k: torch.from_numpy(np.array(v)) for k, v in fitted.estimator.learned_arrays().items()})
         run.close()
@@ -252,16 +253,44 @@ def test_a_core_installation_trains(core):
     python(interpreter, environment, folder, "-m", "pip", "check")
 
 
+def installed(extras, core, dist, folder):
+    """An environment with extras of the wheel; the core installation lies below, so that torch is unpacked once."""
+    interpreter, environment = clean_environment(folder / "venv")
+    below = next((core[2] / "venv/lib").glob("python*/site-packages"))
+    (next((folder / "venv/lib").glob("python*/site-packages")) / "core.pth").write_text(f"{below}\n")
+    install = ["-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", wheel_of(dist)]
+    python(interpreter, environment, folder, *install)
+    wheel = f"sordino[{extras}] @ {wheel_of(dist).as_uri()}"
+    python(interpreter, environment, folder, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
+    return interpreter, environment
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", sorted(SMOKE))
 def test_an_extra_brings_what_it_needs(extra, core, dist, tmp_path):
-    interpreter, environment = clean_environment(tmp_path / "venv")
-    # The core installation lies below it, so that torch is not unpacked for each of them.
-    below = next((core[2] / "venv/lib").glob("python*/site-packages"))
-    (next((tmp_path / "venv/lib").glob("python*/site-packages")) / "core.pth").write_text(f"{below}\n")
-    wheel = f"sordino[{extra}] @ {wheel_of(dist).as_uri()}"
-    install = ["-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", wheel_of(dist)]
-    python(interpreter, environment, tmp_path, *install)
-    python(interpreter, environment, tmp_path, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
+    interpreter, environment = installed(extra, core, dist, tmp_path)
     first = CORE if extra in TRAINS_FIRST else ""
     python(interpreter, environment, tmp_path, "-c", first + PAGES + textwrap.dedent(SMOKE[extra]))
+
+
+WITH_CODE = sorted(
+    path.name
+    for path in (ROOT / "docs").glob("*.md")
+    if re.search(r"^```python$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+)
+# Pages whose commands are meant to be typed one after the other; elsewhere they name runs of the reader's.
+WITH_COMMANDS = {"command-line.md", "ledger.md", "quickstart.md", "recipes.md"}
+
+
+@pytest.fixture(scope="module")
+def complete(core, dist, tmp_path_factory):
+    """An environment with the extras that pages use, and nothing of the repository."""
+    return installed("all,huggingface,images,lightning,onnx,verify", core, dist, tmp_path_factory.mktemp("complete"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({*WITH_CODE, *WITH_COMMANDS}))
+def test_a_page_of_the_wheel_runs_from_top_to_bottom(page, complete, tmp_path):
+    interpreter, environment = complete
+    commands = ["--commands"] if page in WITH_COMMANDS else []
+    python(interpreter, environment, tmp_path, Path(__file__).with_name("run_page.py"), page, *commands)

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 import sordino
+import sordino.errors
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+import addresses  # noqa: E402
 import release  # noqa: E402
 
 
 @pytest.fixture
 def project(tmp_path):
-    for name in ("CHANGELOG.md", "CITATION.cff", "SECURITY.md", "src/sordino/__init__.py"):
+    for name in ("CHANGELOG.md", "CITATION.cff", "SECURITY.md", "pyproject.toml", "src/sordino/__init__.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / name).read_text(encoding="utf-8")
         (tmp_path / name).write_text(text.replace("to be filled in by the maintainers", "x"), encoding="utf-8")
@@ -66,3 +68,55 @@ def test_the_version_is_one():
     assert cited[1] == sordino.__version__
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["dynamic"] == ["version"]
+
+
+@pytest.mark.parametrize("form", ["{}.git", "git@{}.git", "ssh://git@{}"])
+def test_a_release_goes_to_the_repository_that_the_project_names(project, form):
+    host = addresses.addresses(project)[1].removeprefix("https://")
+    own = {"{}.git": f"https://{host}.git", "git@{}.git": f"git@{host.replace('/', ':', 1)}.git"}.get(form)
+    commit(project, "remote", "add", "origin", own or form.format(host))
+    assert release.obstacles(project, "9.1.0") == []
+    commit(project, "remote", "set-url", "origin", "git@github.com:somebody/else.git")
+    (found,) = release.obstacles(project, "9.1.0")
+    assert "somebody/else.git" in found
+    assert "scripts/addresses.py" in found
+
+
+def test_the_addresses_of_the_project_are_those_of_pyproject_everywhere():
+    # A host of the project's that a file has on its own would stay behind when the addresses change.
+    site, repository = addresses.addresses(ROOT)
+    assert f"{site}latest/" == sordino.errors.DOCUMENTATION
+    owner = repository.removeprefix("https://github.com/").split("/")[0]
+    places = [path for path in addresses.files_with(ROOT, owner) if path.suffix not in {".png", ".xz"}]
+    assert len(places) >= 5
+    for path in places:
+        rest = path.read_text(encoding="utf-8").replace(site, "").replace(repository, "")
+        assert owner not in rest, path
+
+
+def test_addresses_are_set_in_every_file(project):
+    for name in ("mkdocs.yml", "src/sordino/errors.py", ".github/ISSUE_TEMPLATE/config.yml"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    old = addresses.addresses(project)
+    (project / "docs").mkdir()
+    (project / "docs/page.md").write_text(f"[a]({old[0]}latest/ledger/) and [b]({old[1]}/issues)\n", encoding="utf-8")
+    commit(project, "add", ".")
+    # The new repository stands where the old site's address is looked for, and the reverse.
+    new = f"https://docs.example.org/{old[1].removeprefix('https://')}/", "https://example.org/a/b"
+    assert addresses.main(["--site", new[0], "--repository", f"{new[1]}.git"], project) == 0
+    assert addresses.addresses(project) == new
+    assert (project / "docs/page.md").read_text() == f"[a]({new[0]}latest/ledger/) and [b]({new[1]}/issues)\n"
+    assert f'DOCUMENTATION = "{new[0]}latest/"' in (project / "src/sordino/errors.py").read_text()
+    assert f"site_url: {new[0]}\nrepo_url: {new[1]}\n" in (project / "mkdocs.yml").read_text()
+    assert addresses.files_with(project, old[0]) == []
+    # Again, from the new ones: nothing of the first change is in the way of the second.
+    assert addresses.main(["--site", old[0], "--repository", old[1]], project) == 0
+    assert commit(project, "diff", "--name-only") == ""
+
+
+@pytest.mark.parametrize("address", ["example.org", "http://example.org/", "https://example.org/a b"])
+def test_an_address_that_is_none_is_refused(project, address, capsys):
+    with pytest.raises(SystemExit):
+        addresses.main(["--site", address], project)
+    assert "must begin with https://" in capsys.readouterr().err
