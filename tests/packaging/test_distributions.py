@@ -52,6 +52,20 @@ def test_the_wheel_has_code_data_and_pages_and_nothing_else(dist):
     assert licenses == {"LICENSE", "DATA_LICENSES.md"}
 
 
+def test_the_description_of_the_wheel_has_links_that_work_outside_the_repository(dist):
+    with zipfile.ZipFile(wheel_of(dist)) as wheel:
+        metadata = wheel.read(f"sordino-{__version__}.dist-info/METADATA").decode()
+    assert "Description-Content-Type: text/markdown\n" in metadata
+    description = metadata.partition("\n\n")[2]
+    here = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    there = re.findall(r"\]\(([^)#]+)", description)
+    assert len(here) == len(there) > 0
+    for source, target in zip(here, there, strict=True):
+        page = source.removeprefix("docs/").removesuffix(".md")
+        pages, files = PROJECT["urls"]["Documentation"], f"{PROJECT['urls']['Source']}/blob/main/"
+        assert target == (f"{pages}{page}/" if source.startswith("docs/") else f"{files}{source}")
+
+
 def test_the_sdist_makes_the_same_wheel(dist, tmp_path):
     with tarfile.open(dist / f"sordino-{__version__}.tar.gz") as sdist:
         sdist.extractall(tmp_path, filter="data")
