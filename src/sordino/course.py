@@ -116,15 +116,15 @@ def _refute_gradients(answer: Sequence[Callable[..., object]]) -> str | None:
     theta = np.array([0.3, -1.0, 2.0])
     steps = 1e-5 * np.eye(3)
     measured = np.array([np.sum((y - x @ (theta + s)) ** 2) - np.sum((y - x @ (theta - s)) ** 2) for s in steps]) / 2e-5
-    told = np.asarray(residuals(x, y, theta), dtype=float)
-    if told.shape != (3,):
-        return f"of ‖y − Xθ‖²: a gradient has the shape of θ, (3,), yours has {told.shape}."
-    if not np.allclose(told, measured, atol=1e-4):
-        if np.allclose(told, -measured, atol=1e-4):
-            after = np.sum((y - x @ (theta - 0.01 * told)) ** 2)
+    given = np.asarray(residuals(x, y, theta), dtype=float)
+    if given.shape != (3,):
+        return f"of ‖y − Xθ‖²: a gradient has the shape of θ, (3,), yours has {given.shape}."
+    if not np.allclose(given, measured, atol=1e-4):
+        if np.allclose(given, -measured, atol=1e-4):
+            after = np.sum((y - x @ (theta - 0.01 * given)) ** 2)
             before = np.sum((y - x @ theta) ** 2)
             return f"of ‖y − Xθ‖²: the sign. A step along yours takes the loss from {before:.1f} to {after:.1f}."
-        return f"of ‖y − Xθ‖²: {np.round(told, 3)}, measured by small differences {np.round(measured, 3)}."
+        return f"of ‖y − Xθ‖²: {np.round(given, 3)}, measured by small differences {np.round(measured, 3)}."
     return None
 
 
@@ -291,8 +291,8 @@ def _refute_noise(answer: float) -> str | None:
 def _refute_late_noise(answer: Callable[[int, float, float], object]) -> str | None:
     for steps, condition, budget in ((4, 2.0, 1.0), (30, 5.0, 0.3), (100, 20.0, 2.0)):
         damping = (1 - 1 / condition) ** np.arange(steps - 1, -1, -1.0)
-        told = np.asarray(answer(steps, condition, budget), dtype=float)
-        spent, cost = float(np.sum(told**-2.0)), float(np.sum(damping * told**2))
+        given = np.asarray(answer(steps, condition, budget), dtype=float)
+        spent, cost = float(np.sum(given**-2.0)), float(np.sum(damping * given**2))
         if abs(spent / budget - 1) > 1e-6:
             return f"Σ σ⁻² is {spent:.4g} for T = {steps}, where the budget is {budget:g}."
         least = float(np.sum(np.sqrt(damping))) ** 2 / budget
@@ -332,7 +332,7 @@ EXERCISES: Mapping[str, Exercise] = {
         question="The accuracy, as a number in [0, 1], of a model that always says the commonest label.",
         hint="count the labels of the test records.",
         refute=_refute_population,
-        because="Every accuracy below is to be read beside it.",
+        because="Every accuracy below must be compared with it.",
     ),
     "ridge": Exercise(
         question="A function (X, y, λ) ↦ θ that minimizes ‖y − Xθ‖²/n + λ‖θ‖².",

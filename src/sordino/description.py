@@ -275,7 +275,7 @@ class TableDescriber(PrivateEstimator):
         delta: δ in [0, 1), well below 1 / number of records; 0 for geometric and Laplace noise. Required.
         quantiles: levels in (0, 1); they cost nothing.
         bins: number of equal parts of a numeric column's histogram.
-        cross: pairs of columns for cross tables; None takes the target beside every category of at most 20 values.
+        cross: pairs of columns for cross tables; None takes the target with every category of at most 20 values.
         confidence: of each interval by itself, in [0.5, 1).
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `guarantee_` then carries "not for release".

@@ -2,7 +2,7 @@
 
 An event says nothing about data and nothing about ε. Sensitivity is already divided out: `noise_multiplier`
 is always noise standard deviation (or Laplace scale) over sensitivity *under the declared neighboring
-relation*, which stands beside the event, in the plan, not inside it.
+relation*, which is stored in the plan, not in the event.
 
 Example:
     >>> from sordino.events import Gaussian, PoissonSampled, SelfComposed, from_json, to_json

@@ -96,7 +96,7 @@ def test_a_plan_survives_its_file():
     ],
 )
 def test_what_the_plan_says_is_not_said_twice(name, value):
-    with pytest.raises(InvalidArgument, match=f"{name} must be left out beside plan"):
+    with pytest.raises(InvalidArgument, match=f"{name} must be left out with plan"):
         PrivacyEngine().make_private(**parts(), plan=plan(), **{name: value})
 
 

@@ -554,7 +554,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def remaining_beside(self, total: Costs) -> RemainingAmount:
-        """What is left of the budget beside a total."""
+        """What is left of the budget after a total."""
 
     def total_costs(self, counts: Mapping[Event, int]) -> Costs:
         """The costs of a bag of events, rounded up."""

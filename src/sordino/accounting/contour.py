@@ -364,7 +364,7 @@ class ContourAccountant:
     automatic: bool = True
 
     def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        """Sampled and unsampled Gaussians in any number, beside any steps with atoms."""
+        """Sampled and unsampled Gaussians in any number, together with any steps with atoms."""
         try:
             return all(
                 any(step.transform.decays for step in steps)

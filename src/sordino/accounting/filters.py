@@ -267,7 +267,7 @@ class RDPOrdersFilter(PrivacyFilter):
         )
 
     def remaining_delta(self, total: Costs) -> float:
-        """What the events' own δ may still be beside `total`, together."""
+        """What the events' own δ may still be in addition to `total`, together."""
         return round_down((_OWN * self._delta - total[-1]) * (1 - 1e-9))
 
     def remaining_beside(self, total: Costs) -> RemainingAmount:

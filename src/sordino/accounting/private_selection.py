@@ -149,7 +149,7 @@ def _parts(
 
 @dataclass(frozen=True)
 class SelectionAccountant:
-    """Selections by the profile of one run; beside anything else their ε and δ are added.
+    """Selections by the profile of one run; with anything else their ε and δ are added.
 
     Guarantee:
         `upper` is an upper bound; `lower` is 0.

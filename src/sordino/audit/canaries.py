@@ -1,6 +1,6 @@
 """Canaries: records that an audit plants, each with probability ½.
 
-A canary of gradients has one coordinate to itself, beside the model: its gradient there is larger than any clipping
+A canary of gradients has one coordinate to itself, next to the model: its gradient there is larger than any clipping
 norm, and no record's reaches it. It is the worst record for a mechanism, and leaves the model's training as it was.
 Canaries of records go the whole way, through the model's own layers: mislabeled or synthetic ones.
 """
@@ -43,7 +43,7 @@ def draw_inclusion(count: int, rng: KeyedRNG) -> np.ndarray:
 
 
 class _Marked(nn.Module):
-    """The model, with one number beside it for every canary."""
+    """The model, with one additional number for every canary."""
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Marked(nn.Module):
 
 
 class GradientCanaries:
-    """Canaries whose gradients are unit directions beside the model's parameters.
+    """Canaries whose gradients are unit directions next to the model's parameters.
 
     Args:
         model: of the user; it is trained in place.

@@ -253,7 +253,7 @@ def audit_training(
         loss: as for `fit`.
         data: equally long tensors, records first.
         plan: what is audited; its noise multiplier must be > 0.
-        canaries: "gradients" (one coordinate each, beside the model: the mechanism's worst case), "mislabeled" or
+        canaries: "gradients" (one coordinate each, next to the model: the mechanism's worst case), "mislabeled" or
             "random" records, or tensors like `data` with records of your own.
         count: m, how many canaries there are, ≥ 20; for your own the number of their records.
         attacker: "white-box" sees every released gradient, "black-box" the final model only.

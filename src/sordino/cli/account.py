@@ -190,7 +190,7 @@ def account(
     else:
         if sample_rate is None or noise_multiplier is None or steps is None:
             missing = ", ".join(name for name in described if name not in given)
-            raise MissingDeclaration(f"{missing} must be given beside {', '.join(given)}, got none. Give all three.")
+            raise MissingDeclaration(f"{missing} must be given with {', '.join(given)}, got none. Give all three.")
         spent = subsampled_gaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
     if delta is None:
         raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["attack", "diagnose", "load_run_dataset", "recipe_of_run"]
 
 
-_PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them beside the data."
+_PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them with the data."
 _SHOWN_SLICES = 5
 _LEAST_REFERENCES = 4
 
@@ -173,7 +173,7 @@ def _as_module(saved: "SavedModel") -> "nn.Module":
 
 
 def _estimators_like(saved: "SavedModel", dataset_size: int) -> "TrainReference":
-    """Reference models are fitted as the run's was, with as much noise beside as much signal on fewer records."""
+    """Reference models are fitted as the run's was, with the same ratio of noise to signal on fewer records."""
     from sordino.data import Records
     from sordino.estimators.base import independent_copy
     from sordino.recipes.tabular import FittedTable
@@ -421,7 +421,7 @@ def _measured(
 
 
 def _measured_estimator(saved: "SavedModel", dataset: "DatasetSplits") -> _Found:
-    """Accuracy, calibration and subgroups of an estimator, beside scikit-learn's linear model on public records."""
+    """Accuracy, calibration and subgroups of an estimator, and of scikit-learn's linear model, on public records."""
     from scipy.special import softmax
 
     from sordino.cli.predict import measure

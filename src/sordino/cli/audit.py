@@ -223,7 +223,7 @@ def replay_command(
             for name, report in found.items()
         },
     }
-    verdict = "No record shows beside the releases." if good else "A record shows beside the releases."
+    verdict = "No record shows in addition to the releases." if good else "A record shows in addition to the releases."
     out.print_result(document, heading(verdict, "On the neighbors that were tried; that is no proof."), table)
     if not good:
         raise typer.Exit(1)

@@ -35,7 +35,7 @@ class _Section:
 
 
 def _folder() -> Path:
-    """The pages: beside the package where it was installed, in the repository where it is developed."""
+    """The pages: next to the package where it was installed, in the repository where it is developed."""
     package = Path(__file__).parents[1]
     return package / "docs" if (package / "docs").is_dir() else package.parents[1] / "docs"
 

@@ -272,7 +272,7 @@ def _trade_off(axes: "Axes", event: Event, neighboring_relation: NeighboringRela
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The picture of `sordino audit`: the canaries' scores, and what was shown beside what is claimed.
+# The picture of `sordino audit`: the canaries' scores, and the shown ε compared with the stated one.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +371,7 @@ def _scale(axes: "Axes", result: "AuditResult") -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The picture of `sordino compare`: accuracy or error of every method against ε, beside models without privacy.
+# The picture of `sordino compare`: accuracy or error of every method against ε, compared with models without privacy.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -440,11 +440,13 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
             axes.annotate(f"{scale * cell.mean:.3g}", (cell.epsilon, shown), ha="center", color=COLORS["soft"])
     axes.grid(axis="y", color=COLORS["hair"])
     axes.set_axisbelow(True)
-    beside = axes.get_yaxis_transform()
+    right_margin = axes.get_yaxis_transform()
     for place, (value, name, color) in zip(_apart([end[0] for end in ends], low, high), ends, strict=True):
         edge = min(max(value, low), high)
-        axes.plot([1.005, 1.035], [edge, place], color=COLORS["hair"], linewidth=1, transform=beside, clip_on=False)
-        axes.text(1.042, place, f"{name}  {value:.4g}", va="center", fontsize=11, color=color, transform=beside)
+        axes.plot(
+            [1.005, 1.035], [edge, place], color=COLORS["hair"], linewidth=1, transform=right_margin, clip_on=False
+        )
+        axes.text(1.042, place, f"{name}  {value:.4g}", va="center", fontsize=11, color=color, transform=right_margin)
 
 
 def _window(found: "Comparison", others: Mapping[str, float], scale: float) -> tuple[float, float]:

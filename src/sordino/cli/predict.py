@@ -65,7 +65,7 @@ def predict(
     """Predict new records by a run's model. Nothing is charged: what is computed from a private model stays private.
 
     A table needs the columns of the run's schema; its other columns, and a label column if there is one, are copied
-    beside the predictions. What is written is as private as the new records.
+    with the predictions. What is written is as private as the new records.
     """
     out = Output(as_json=as_json)
     _check_out(out_file, run, data)
@@ -170,7 +170,7 @@ def measure(
     targets: npt.NDArray[np.generic],
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Metric]:
-    """Accuracy and what stands beside it, or errors of a predicted number, on public records.
+    """Accuracy and what is shown with it, or errors of a predicted number, on public records.
 
     Guarantee: none for the records: only call it for public ones.
 
@@ -204,7 +204,7 @@ def measure(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# New records: read as those of the training were, and written again with the predictions beside them.
+# New records: read as those of the training were, and written again with the predictions added.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +213,7 @@ _Columns = Mapping[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, kw_only=True)
 class _NewRecords:
-    """Encoded records, their true values if a column holds them, and what is written beside the predictions.
+    """Encoded records, their true values if a column holds them, and what is written with the predictions.
 
     Args:
         records: encoded.
@@ -235,12 +235,12 @@ class _NewRecords:
         import pyarrow.parquet as pq
 
         if path.suffix.lower() == ".parquet":
-            beside = self._table()
-            taken = set(beside.column_names) & set(predictions)
+            written = self._table()
+            taken = set(written.column_names) & set(predictions)
             _check_free(taken)
             for name, values in predictions.items():
-                beside = beside.append_column(name, pa.array(values.tolist()))
-            pq.write_table(beside, path)
+                written = written.append_column(name, pa.array(values.tolist()))
+            pq.write_table(written, path)
             return
         rows = self._rows()
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -172,7 +172,7 @@ def _measured(dataset: "DatasetSplits", fitted: "FittedRecipe", *, test_is_publi
 
 
 def check_no_other_options(recipe: str, names: tuple[str, ...], **others: object) -> None:
-    """A recipe fixes all settings: what is given beside it would be without effect, so it is refused."""
+    """A recipe fixes all settings: other settings would have no effect, so it is refused."""
     names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
     if names:
         raise InvalidArgument(

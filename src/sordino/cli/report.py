@@ -56,7 +56,7 @@ def report(
         typer.Option("--out", help="Where to write: a file, or a folder; the run folder if not given."),
     ] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option("--compare", help="Put these runs beside the first one.")
+        list[Path] | None, typer.Option("--compare", help="Compare these runs with the first one.")
     ] = None,
     ledger: Annotated[
         str | None, typer.Option(help="The ledger that the run was charged to: a file, or postgresql://…")
@@ -188,7 +188,7 @@ def _target(out_file: Path | None, run: Path, form: Format, *, several: bool) ->
 
 
 def _write(reports: "list[Report]", form: Format, target: Path) -> dict[str, str]:
-    """Write the file; beside a page of one run, its picture too. What is written, by name."""
+    """Write the file; with a page of one run, its picture too. What is written, by name."""
     from sordino import report as room
 
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -361,7 +361,7 @@ def demo(
     out_folder: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a private model on real data: guarantee, accuracy beside a non-private baseline, report.
+    """Train a private model on real data: guarantee, accuracy next to a non-private baseline, report.
 
     The data are the public Adult census records that come with sordino, so nothing is downloaded, and what privacy
     costs can be shown.

@@ -80,7 +80,7 @@ def labels_path(images: Path) -> Path:
 
 
 def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of an npz file, or of an IDX image file and the label file beside it.
+    """Features and labels of an npz file, or of an IDX image file and the label file next to it.
 
     Raises:
         InvalidArgument: If a file can't be read, or features and labels differ in length or kind.

@@ -218,7 +218,7 @@ def load_dataset(
         test_is_public: Whether that file's records are public. If so, labels outside the label set are refused with the
             number of their rows; otherwise such rows are left out without a word, as in the private file.
         table_format: How the CSV files are written, in place of what the schema says.
-        keep_texts: Keep the raw texts of a text dataset beside its features.
+        keep_texts: Keep the raw texts of a text dataset with its features.
 
     Raises:
         MissingDeclaration: If a bound, category list, label set or the target was not declared.
@@ -248,7 +248,7 @@ def load_dataset(
     if target_bounds is not None and (sample is None or is_array(path)):
         raise InvalidArgument(
             "target_bounds must be given with public_schema_from, for a table, got it otherwise. In a schema file "
-            "write low and high beside target."
+            "write low and high next to target."
         )
     declared = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema
     if table_format is not None and isinstance(declared, Schema):

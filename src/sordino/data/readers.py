@@ -2,7 +2,7 @@
 
 Protocol: rows with a missing value are left out (30162 train, 15060 test remain of 32561 and 16281), the survey weight
 ``fnlwgt`` is dropped, the split is the authors' own. Category lists are those of the public codebook (``adult.names``);
-the numeric bounds are public choices, explained beside them. The bound of capital-gain and the scaling to [-1, 1] are
+the numeric bounds are public choices, explained next to them. The bound of capital-gain and the scaling to [-1, 1] are
 the best of eight combinations on the public test split, so accuracies on it are slightly flattered, private or not.
 
 References:

@@ -651,7 +651,7 @@ def read_schema(path: Path) -> Schema | ArraySchema:
 
 
 def _with_target_bounds(fields: Mapping[str, object]) -> Mapping[str, object]:
-    """The fields with the bounds of a numeric target beside it, also where it was declared among the columns."""
+    """The fields with the bounds of a numeric target added, also where it was declared among the columns."""
     target, columns = fields.get("target"), fields.get("columns")
     if not isinstance(columns, list) or fields.keys() & {"labels", "low", "high"}:
         return fields

@@ -132,7 +132,7 @@ def column_statuses(path: Path, schema: Schema) -> Iterator[Mapping[str, Int64[n
     names = [schema.target, *(column.name for column in schema.columns)]
     dates = [column.name for column in schema.columns if isinstance(column, DateColumn)]
     decimal = schema.table_format.decimal
-    # As texts: of a column of numbers it can't be told what is missing from what can't be read.
+    # As text: in a numeric column missing and unreadable values look the same.
     for part in iterate_columns(path, names, dates=dates, table_format=schema.table_format, rows=1 << 18):
         found = {}
         for name, declared in zip(names, (None, *schema.columns), strict=True):

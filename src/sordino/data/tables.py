@@ -796,7 +796,7 @@ def _parsed(array: "pa.ChunkedArray", decimal: str) -> Float64[np.ndarray, " n"]
 def to_number(text: str, decimal: str = ".") -> float:
     """The number that a text spells, NaN if it spells none.
 
-    Beside Python's own spellings: ``true`` and ``false`` are 1 and 0, a percent sign at the end is left out (``45%`` is
+    Besides Python's own spellings: ``true`` and ``false`` are 1 and 0, a final percent sign is left out (``45%`` is
     45), and so are commas between groups of three digits (``1,234.5`` is 1234.5). With a decimal comma, points and
     commas change places: ``1.234,5`` is 1234.5. The wrong one of the two spells no number, unless it groups digits.
     """

@@ -203,7 +203,7 @@ def column_bounds(bounds: ColumnBounds | None, columns: int) -> tuple[FloatArray
 # The fits of an estimator, of its clones and of its copies, which scikit-learn's searches and calibration make.
 #
 # All of them share one log of what was charged, and each states the composition of what is in it. The log is kept
-# beside the estimators, not in them: scikit-learn allows a clone no attributes but its parameters. Pickles hold it, and
+# outside the estimators: scikit-learn allows a clone no attributes but its parameters. Pickles hold it, and
 # a copy that comes back into the process finds the log it left; a clone elsewhere can't tell the others that it fits.
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -597,27 +597,27 @@ def split_budget_equally(
     columns: int,
     epsilon: float,
     delta: float,
-    beside: Sequence[Event] = (),
+    other_events: Sequence[Event] = (),
 ) -> Sequence[PrivateEstimator]:
-    """Estimators with a common ε, near the largest for which all fits and `beside` together stay within (ε, δ).
+    """Estimators with a common ε, near the largest for which all fits and `other_events` together stay within (ε, δ).
 
     Their events are composed by the accountant, so k fits with Gaussian noise get about ε/√k each instead of ε/k. What
     is known of a fit as (ε, δ) alone, as of objective perturbation, gains only when there are many.
 
-    Guarantee: the fits of what is returned, and `beside`, compose to at most (epsilon, delta) under their relation.
+    Guarantee: the fits of what is returned and `other_events` compose to at most (epsilon, delta) under their relation.
 
     Args:
         build: (ε, δ) of one fit ↦ the estimators, always as many.
         columns: of the records.
         epsilon: of everything, > 0.
         delta: of everything, in [0, 1).
-        beside: what else is paid from the same budget.
+        other_events: what else is paid from the same budget.
 
     Returns:
         Estimators that are not fitted.
 
     Raises:
-        InvalidArgument: `beside` leaves nothing.
+        InvalidArgument: `other_events` leave nothing.
     """
     count = checks.integer(1, estimators=len(build(epsilon, delta)))
     each_delta = delta / 2 / count
@@ -626,14 +626,16 @@ def split_budget_equally(
         found = [dry_run_events(estimator, columns) for estimator in build(share, each_delta)]
         neighboring_relation = common_relation([neighboring_relation for _, neighboring_relation in found])
         events = [event for events, _ in found for event in events]
-        return accounting.epsilon(compose([*events, *beside]), delta, neighboring_relation=neighboring_relation).upper
+        return accounting.epsilon(
+            compose([*events, *other_events]), delta, neighboring_relation=neighboring_relation
+        ).upper
 
-    # Basic composition: Σ ε_i + ε of `beside` ≤ ε, with a hair kept back for rounding.
-    rest = epsilon - (accounting.epsilon(compose(list(beside)), 0.0).upper if beside else 0.0)
+    # Basic composition: Σ ε_i + ε of `other_events` ≤ ε, with a hair kept back for rounding.
+    rest = epsilon - (accounting.epsilon(compose(list(other_events)), 0.0).upper if other_events else 0.0)
     share, high = rest / count * (1 - 1e-9), rest
     if share <= 0 or (total := spent(share)) > epsilon:
         raise InvalidArgument(
-            f"epsilon must be above what is spent beside the fits, got {epsilon:g}. Raise it, or compare less."
+            f"epsilon must be above what is spent in addition to the fits, got {epsilon:g}. Raise it, or compare less."
         )
     for _ in range(_TRIALS):
         # What is spent grows about as the share does; a trial that spends too much is a bound for the next.

@@ -24,7 +24,7 @@ from sordino.randomness import KeyedRNG
 
 __all__ = ["KMeans"]
 
-# The count's part in a step's budget, beside one for each column of the sums.
+# The count's part in a step's budget, with one for each column of the sums.
 _COUNT_WEIGHT = 0.5
 _TRIED = 64
 

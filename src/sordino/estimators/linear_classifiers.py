@@ -273,8 +273,8 @@ class LogisticRegression(_LinearClassifier):
         classes: all labels, at least two. Required.
         method: ``objective`` (perturbation of the objective), ``output`` (of the minimizer), ``dp-gd`` and ``dp-sgd``
             (noisy gradient descent through the training engine), ``exponential`` (choice among `candidates`).
-        regularization: λ > 0 of (λ/2)‖W‖² beside the *sum* of losses, for records scaled to norm 1; None: the
-            method's own. With weights it stands beside the sum of losses weighted by weight / largest weight.
+        regularization: λ > 0 of (λ/2)‖W‖² added to the *sum* of losses, for records scaled to norm 1; None: the
+            method's own. With weights it is added to the sum of losses weighted by weight / largest weight.
         class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or
             from counts that were paid for; a class that is not named counts 1.
         max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
@@ -348,7 +348,7 @@ class LogisticRegression(_LinearClassifier):
 class LinearSVC(_LinearClassifier):
     """A private linear support vector classifier: Huber hinge loss, rounded multi-class hinge for more classes.
 
-    Guarantee: that of `LogisticRegression`, whose parameters it shares; `huber_width` beside them.
+    Guarantee: that of `LogisticRegression`, whose parameters it shares; `huber_width` in addition.
 
     Args:
         huber_width: half-width h > 0 of the parabola that rounds the hinge's kink, for more than two classes the

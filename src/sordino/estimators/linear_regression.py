@@ -280,7 +280,7 @@ class Ridge(_LeastSquares):
     norm 1. With ``sufficient-statistics`` and ``adassp`` alpha is the least regularization, and with ``dp-gd`` there is
     none.
 
-    Guarantee: that of `LinearRegression`, whose parameters it shares; `alpha` beside them.
+    Guarantee: that of `LinearRegression`, whose parameters it shares; `alpha` in addition.
 
     Args:
         alpha: ≥ 0, in the units of the records; > 0 for ``output`` and ``objective``.

@@ -329,7 +329,7 @@ class RegressionInference:
             upper = np.triu(square) * gram.scale
             return upper + np.triu(upper, 1).transpose(0, 2, 1), line * cross.scale
         square, line = (normal(math.prod(shape), stream).reshape(shape) for shape in shapes)
-        # (Z + Zᵀ)/2 has variance 1 on the diagonal and ½ beside it, as the release has.
+        # (Z + Zᵀ)/2 has variance 1 on the diagonal and ½ off it, as the release has.
         return gram.scale * (square + square.transpose(0, 2, 1)) / 2, line * cross.stddev
 
 

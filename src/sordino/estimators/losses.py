@@ -209,7 +209,7 @@ class HuberHinge:
         return np.asarray(-targets * slopes, dtype=np.float64)[:, None]
 
     def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """1/(2h) on the parabola, 0 beside it [n, 1, 1]."""
+        """1/(2h) on the parabola, 0 outside it [n, 1, 1]."""
         inside = np.abs(self._short(scores, targets)) < self.width
         return np.asarray(inside * self.curvature, dtype=np.float64)[:, None, None]
 

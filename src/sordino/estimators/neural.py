@@ -394,7 +394,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
 class DPRegressor(RegressorMixin, NeuralEstimator):
     """Any torch module as a private regressor, trained by DP-SGD on targets scaled to [−1, 1].
 
-    Guarantee: that of `DPClassifier`, whose parameters it shares but for `classes`; `target_bounds` beside them.
+    Guarantee: that of `DPClassifier`, whose parameters it shares but for `classes`; `target_bounds` in addition.
     Targets are clipped to the bounds; a record with a target that is not finite contributes nothing.
 
     Args:

@@ -131,7 +131,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             columns=columns,
             epsilon=epsilon,
             delta=delta,
-            beside=[choice.event()],
+            other_events=[choice.event()],
         )
         fits = [event for candidate in candidates for event in dry_run_events(candidate, columns)[0]]
         self._charge(

@@ -3,7 +3,7 @@
 A share of the budget is used for the second moments A of unit rows; x ↦ Px/‖Px‖ with P = (A₊ + λI)^(−1/2) makes the
 directions of small variance as visible as the large ones; full-batch gradient descent on the whitened rows spends the
 rest. All releases are Gaussian, so the whole is one Gaussian, exactly. Rows are kept once, in float32, and whitened in
-their place a chunk at a time: 60 000 records of 4000 columns take 1 GB beside the caller's own.
+their place a chunk at a time: 60 000 records of 4000 columns take 1 GB in addition to the caller's own.
 
 References:
     Mehta, Krichene, Thakurta, Kurakin, Cutkosky 2022, "Differentially private image classification from features"
@@ -115,7 +115,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         steps: full-batch steps ≥ 1.
         max_grad_norm: clipping norm > 0 of a record's gradient, which starts near 1 and falls as the record is learned.
             Below 1 it gives records that are still wrong, or nearly so, equal weight, and the noise falls with it.
-        intercept_scaling: > 0, the constant beside each row. A small one leaves the clipping norm to the row.
+        intercept_scaling: > 0, the constant appended to each row. A small one leaves the clipping norm to the row.
         learning_rate: > 0; None derives it from the plan.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         random_state: None, or a seed together with `reproducible`.
@@ -194,7 +194,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         present = found >= 0
         rows[~present] = 0.0
         self.classes_ = classes
-        # The spectral edge of symmetric noise with deviation s beside the diagonal is 2s√d.
+        # The spectral edge of symmetric noise with deviation s off the diagonal is 2s√d.
         edge = 2 * moments.scale / math.sqrt(2) * math.sqrt(columns)
         self.whitening_ = _inverse_root(moments.release(rows), ridge * edge)
         linear = nn.Linear(columns + 1, len(classes), bias=False)

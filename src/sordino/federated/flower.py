@@ -228,7 +228,7 @@ class PrivateStrategy(Strategy):
 def clipping_mod(*, max_update_norm: float, arrays_key: str = "arrays") -> Mod:
     """A client mod that clips the difference between what a client returns and what it got.
 
-    When: beside `PrivateStrategy` with a fixed bound, so that nothing larger leaves the client; the server clips again.
+    When: with `PrivateStrategy` and a fixed bound, so that no client sends a larger update; the server clips again.
 
     Args:
         max_update_norm: bound > 0.

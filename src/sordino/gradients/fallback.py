@@ -296,8 +296,8 @@ def save_call(
             f"the output of {label} must have a leading dimension of 1 when no record goes in, got another. "
             "Return one row and let it broadcast."
         )
-    beside = [value for value in attribute_values(attributes) if isinstance(value, Tensor)]
-    outputs += tuple(_own(layout.spread(value, 0), owned) for value in beside)
+    stored = [value for value in attribute_values(attributes) if isinstance(value, Tensor)]
+    outputs += tuple(_own(layout.spread(value, 0), owned) for value in stored)
     chosen = set(slots)
     call = CapturedCall(
         spec=spec,
@@ -305,7 +305,7 @@ def save_call(
         slots=tuple(slots),
         input_dims=tuple(dims),
         outputs=tuple(positions),
-        output_dims=(*output_dims, *(0 for _ in beside)),
+        output_dims=(*output_dims, *(0 for _ in stored)),
         kept=tuple(attributes),
     )
     return SavedCall(call=call, saved=tuple(saved), outputs=outputs, leaves=tuple(leaves), output_spec=output_spec)

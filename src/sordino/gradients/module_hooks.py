@@ -458,7 +458,7 @@ def check_hooks_present(model: nn.Module) -> None:
             raise UnsupportedModule(
                 f"{name} must be in memory while it is trained, got a parameter on the meta device, as offloading by "
                 "accelerate leaves it. Load the model without offloading: a device_map of devices alone, none of its "
-                'parts on "disk", nor on "cpu" beside an accelerator.'
+                'parts on "disk", nor on "cpu" together with an accelerator.'
             )
 
 

@@ -156,11 +156,11 @@ def prepare_private(
     ``accelerator.backward(loss)``, ``accelerator.accumulate(model)`` and ``accelerator.autocast()`` go on as they do;
     ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. The engine has a run
     folder: the one that it was made with, or the next number in ``sordino-runs`` under ``project_dir``, or, without
-    one, beside the first state that is saved. A run under ``project_dir`` that never ended, killed before its first
+    one, next to the first state that is saved. A run under ``project_dir`` that never ended, killed before its first
     state or without ``end_training``, is gone on with when a script begins again without ``load_state``: all that it
     charged is charged here too, and a warning says so. ``accelerator.load_state`` goes on in the state's run folder:
     everything in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee
-    beside the weights; ``end_training`` closes the run folder.
+    next to the weights; ``end_training`` closes the run folder.
 
     Guarantee: that of `PrivacyEngine.make_private`.
 
@@ -259,7 +259,7 @@ def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
 def _save_model(
     engines: list[PrivacyEngine], stock: Callable[..., object], model: nn.Module, save_directory: str, **options: object
 ) -> None:
-    """The stock ``save_model``, with the guarantee of whatever made the model private beside its weights."""
+    """The stock ``save_model``, with the guarantee of whatever made the model private next to its weights."""
     if get_distributed_context().is_rank_zero:
         for engine in engines:
             write_guarantee(engine, Path(save_directory) / "guarantee.json")

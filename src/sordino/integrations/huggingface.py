@@ -294,7 +294,7 @@ class PrivateTrainer(Trainer):
         own = [name for name in ("compute_loss_func",) if trainer.get(name) is not None]
         own += ["compute_loss"] if type(self).compute_loss is not PrivateTrainer.compute_loss else []
         if record_loss is not None and own:
-            raise InvalidArgument(f"record_loss must be None beside {own[0]}, got both. Give one of them.")
+            raise InvalidArgument(f"record_loss must be None together with {own[0]}, got both. Give one of them.")
 
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far."""

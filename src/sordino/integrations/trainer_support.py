@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyArguments:
-    """What a private run needs beside the other library's own settings. Give `target_epsilon` or `noise_multiplier`.
+    """The private run's settings, in addition to the other library's. Give `target_epsilon` or `noise_multiplier`.
 
     Args:
         delta: δ in (0, 1).
@@ -276,7 +276,7 @@ def resume_run(
         engine: before its first step, or one that writes this run already.
         note: what the checkpoint says of its run; read in the first process alone.
         run_folder: as the user gave it.
-        near: where the run folder may lie, beside or above.
+        near: where the run folder may lie, next to it or above.
         what: the checkpoint's name in the caller's own words.
         facts: public, for run.json of a run that is yet to begin.
 
@@ -300,7 +300,7 @@ def resume_run(
 def write_note(
     engine: PrivacyEngine, folder: Path, *, note: str = "sordino.json", guarantee: str = "guarantee.json"
 ) -> None:
-    """Write into a checkpoint, or beside saved weights, which run they belong to and what holds for them.
+    """Write into a checkpoint, or next to saved weights, which run they belong to and what holds for them.
 
     The transcript is on the disk before.
 

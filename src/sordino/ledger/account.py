@@ -114,7 +114,7 @@ class AccountState:
         return total
 
     def admits(self, event: Event) -> bool:
-        """Whether `event` fits beside what is charged and reserved."""
+        """Whether `event` fits in addition to what is charged and reserved."""
         rule = make_filter(self.budget)
         if rule is not None:
             return rule.fits(add_costs(self.committed(rule), rule.total_costs(event_counts(event))))
@@ -122,7 +122,7 @@ class AccountState:
         return not everything or PLDPolicy(budget=self.budget, leaves=everything).fits()
 
     def remaining(self) -> RemainingAmount:
-        """What is left beside what is charged and reserved."""
+        """What is left after what is charged and reserved."""
         rule = make_filter(self.budget)
         if rule is not None:
             return rule.remaining_beside(self.committed(rule))

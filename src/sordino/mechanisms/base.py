@@ -247,7 +247,7 @@ class Release:
 
 @runtime_checkable
 class ReleaseObserver(Protocol):
-    """Who stands beside the mechanisms."""
+    """The observers of the mechanisms."""
 
     def released(self, release: Release, draw: Callable[[], object]) -> object:
         """What the caller is answered: ``draw()``, or something else in its place."""

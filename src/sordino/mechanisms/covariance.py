@@ -40,7 +40,7 @@ _MOST_BITS = 18
 class PrivateSecondMoment:
     """XᵀX of rows clipped to ‖x‖₂ ≤ data_norm, plus symmetric exact noise.
 
-    With a Gaussian budget the noise has deviation `scale` on the diagonal and scale/√2 beside it, which spends the
+    With a Gaussian budget the noise has deviation `scale` on the diagonal and scale/√2 off it, which spends the
     sensitivity of ‖xxᵀ‖_F ≤ data_norm² to the full. With a pure budget the upper triangle gets discrete Laplace
     noise at its ℓ1 sensitivity, data_norm²·(d + 1)/2. The result need not be positive semi-definite.
 
@@ -107,7 +107,7 @@ class PrivateSecondMoment:
 
     @cached_property
     def _stddevs(self) -> tuple[int, int]:
-        """Deviation on and beside the diagonal, in squared grid steps, rounded up."""
+        """Deviation on and off the diagonal, in squared grid steps, rounded up."""
         multiplier = 0.0 if isinstance(self.budget, PureBudget) else self.budget.noise_multiplier
         diagonal = Fraction(multiplier) * self._squared_norm * self._factor
         half_root = Fraction(math.isqrt(1 << 61) + 1, 1 << 31)  # ≥ 1/√2
@@ -171,11 +171,11 @@ class PrivateSecondMoment:
         noise = np.zeros((self.columns, self.columns), dtype=np.int64)
         if self._pure:
             diagonal = discrete_laplace(*self._laplace_ratio, self.columns, stream)
-            beside = discrete_laplace(*self._laplace_ratio, len(upper), stream)
+            off_diagonal = discrete_laplace(*self._laplace_ratio, len(upper), stream)
         else:
             diagonal = rounded_gaussian(self._stddevs[0], self.columns, stream)
-            beside = rounded_gaussian(self._stddevs[1], len(upper), stream)
-        noise[upper, lower] = noise[lower, upper] = beside
+            off_diagonal = rounded_gaussian(self._stddevs[1], len(upper), stream)
+        noise[upper, lower] = noise[lower, upper] = off_diagonal
         np.fill_diagonal(noise, diagonal)
         return noise
 

@@ -100,7 +100,7 @@ def _openmp() -> ctypes.CDLL | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Pairs a block: its intermediates stay in the processor's cache, and each call is long beside handing over the
+# Pairs a block: its intermediates stay in the processor's cache, and each call is long compared with handing over the
 # interpreter, so that two threads take 0.6 of the time of one.
 _BLOCK = 1 << 16
 # Draws a block.

@@ -222,7 +222,7 @@ class StandardizedConv(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions with normalization and ReLU before each, beside a shortcut."""
+    """Two convolutions with normalization and ReLU before each, and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()
@@ -236,8 +236,8 @@ class Block(nn.Module):
     def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D I J"]:
         """(B, C, H, W) → (B, D, H/stride, W/stride)."""
         active = F.relu(self.first_norm(x_BCHW))
-        beside = x_BCHW if self.shortcut is None else self.shortcut(active)
-        return self.second(F.relu(self.second_norm(self.first(active)))) + beside
+        skipped = x_BCHW if self.shortcut is None else self.shortcut(active)
+        return self.second(F.relu(self.second_norm(self.first(active)))) + skipped
 
 
 def wide_resnet(shape: Sequence[int], classes: int, *, depth: int = 16, width: int = 4) -> nn.Module:

@@ -423,8 +423,8 @@ def _pca_mlp_prepare(task: RecipeTask) -> PreparedRecipe:
 
     def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
         directions = tensors["components"]
-        inputs, beside = _along(directions.numpy()), {"components": directions}
-        return restored_module(_perceptron(task.classes), tensors, inputs=inputs, beside=beside)
+        inputs, extra = _along(directions.numpy()), {"components": directions}
+        return restored_module(_perceptron(task.classes), tensors, inputs=inputs, extra=extra)
 
     return PreparedRecipe(
         stages=(components, training),
@@ -480,8 +480,8 @@ def _fit(
         progress=payment.progress,
         performance=PerformanceOptions(device=task.device),
     )
-    beside: Mapping[str, Tensor] = {"components": torch.from_numpy(directions)}
-    return FittedModule(module=module, inputs=inputs, beside=beside)
+    extra: Mapping[str, Tensor] = {"components": torch.from_numpy(directions)}
+    return FittedModule(module=module, inputs=inputs, extra=extra)
 
 
 def _along(directions: np.ndarray) -> Callable[[Records], Tensor]:

@@ -431,9 +431,9 @@ class Recipe:
         constants: how its constants were chosen, in a sentence.
         chosen_on: named sets whose validation parts they were chosen on.
         guarantee: what it charges, in words.
-        public_inputs: public data or models that it uses beside the records; empty when none.
+        public_inputs: public data or models that it uses in addition to the records; empty when none.
         settings: names of settings that fix the noise; ε is then what follows.
-        needs: what must be installed beside the base, as the user types it; empty for nothing.
+        needs: what must be installed in addition to the base, as the user types it; empty for nothing.
         reads_texts: whether records must hold their raw texts: load the dataset with ``keep_texts=True``.
     """
 

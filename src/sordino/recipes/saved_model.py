@@ -256,7 +256,7 @@ class SavedModel:
     def score(self, X: object, y: object) -> float:
         """Share of right labels, or R² of predicted numbers.
 
-        Guarantee: none for the records measured on: they must be public, or the number kept beside them.
+        Guarantee: none for the records measured on: they must be public, or the number kept as private as they are.
 
         Args:
             X: as in `encode`.

@@ -76,12 +76,12 @@ class FittedModule:
     Args:
         module: features ↦ logits (B, K).
         inputs: records ↦ the module's inputs, each record by itself; None passes features on.
-        beside: further tensors that were learned, for the run folder.
+        extra: further tensors that were learned, for the run folder.
     """
 
     module: nn.Module
     inputs: Callable[[Records], Tensor] | None = None
-    beside: Mapping[str, Tensor] | None = None
+    extra: Mapping[str, Tensor] | None = None
 
     @torch.no_grad()
     def logits(self, records: Records) -> npt.NDArray[np.floating]:
@@ -98,8 +98,8 @@ class FittedModule:
         return torch.cat(parts).numpy()
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The module's state and what was learned beside it."""
-        return {**(self.beside or {}), **self.module.state_dict()}
+        """The module's state and what was learned in addition."""
+        return {**(self.extra or {}), **self.module.state_dict()}
 
 
 def restored_module(
@@ -107,12 +107,12 @@ def restored_module(
     tensors: Mapping[str, Tensor],
     *,
     inputs: Callable[[Records], Tensor] | None = None,
-    beside: Mapping[str, Tensor] | None = None,
+    extra: Mapping[str, Tensor] | None = None,
 ) -> FittedModule:
-    """A module with the parameters that `FittedModule.tensors` gave; `beside` are those that are not the module's."""
-    own = {name: tensor for name, tensor in tensors.items() if name not in (beside or {})}
+    """A module with the parameters that `FittedModule.tensors` gave; `extra` are those that are not the module's."""
+    own = {name: tensor for name, tensor in tensors.items() if name not in (extra or {})}
     module.load_state_dict(own)
-    return FittedModule(module=module, inputs=inputs, beside=beside)
+    return FittedModule(module=module, inputs=inputs, extra=extra)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

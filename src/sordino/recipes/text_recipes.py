@@ -62,7 +62,7 @@ __all__ = [
 
 # Chosen on the last 5000 training reviews of IMDB in the fixed order, at ε = 1 and 8.
 _SHARE, _RIDGE, _STEPS, _RATE, _NORM = 0.1, 3.0, 60, 10.0, 0.7
-# Beside a row of norm 1; with a full bias, steps of this size would overshoot.
+# With a row of norm 1; with a full bias, steps of this size would overshoot.
 _CONSTANT = 0.2
 _MOMENTUM = 0.9
 # Whole steps of a square; sums stay below 2^53 for up to 2^23 records.
@@ -121,7 +121,7 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
     def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
         weights = tensors["word_weights"]
         module = nn.Linear(len(weights) + 1, task.classes, bias=False)
-        return restored_module(module, tensors, inputs=_weighted(weights), beside={"word_weights": weights})
+        return restored_module(module, tensors, inputs=_weighted(weights), extra={"word_weights": weights})
 
     return PreparedRecipe(
         stages=(weighing, training_stage(plan, settings=settings)),
@@ -152,7 +152,7 @@ def _weights(sums: GridGaussianMechanism, records: Records) -> Tensor:
 
 
 def _weighted(weights: Tensor) -> Callable[[Records], Tensor]:
-    """Records ↦ weighted rows of length 1 with a constant beside them, each record by itself."""
+    """Records ↦ weighted rows of length 1 with a constant appended, each record by itself."""
 
     def inputs(given: Records) -> Tensor:
         rows = torch.from_numpy(_finite(given.features).astype(np.float32)) * weights
@@ -179,7 +179,7 @@ def _trained(records: Records, payment: StageCharger, weights: Tensor, plan: Pla
         rng=payment.rng,
         progress=payment.progress,
     )
-    return FittedModule(module=module, inputs=inputs, beside={"word_weights": weights})
+    return FittedModule(module=module, inputs=inputs, extra={"word_weights": weights})
 
 
 HASHED_WORDS = Recipe(
@@ -356,7 +356,7 @@ MINILM = Recipe(
 # ----------------------------------------------------------------------------------------------------------------------
 # Fine-tuning of a small language model through low-rank adapters, by DP-SGD.
 #
-# Beside the query and value matrices of MiniLM stand products of two thin matrices; they and a fresh head are trained,
+# To the query and value matrices of MiniLM are added products of two thin matrices; they and a fresh head are trained,
 # a hundredth of the weights, so clipping and noise act on few. The public model costs no privacy; the guarantee says
 # nothing for those whose texts it was trained on.
 #

@@ -233,7 +233,7 @@ def _learning_rate(plan: Plan, settings: _Settings) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Running a recipe on a dataset, and what to put beside the result when the data are public.
+# Running a recipe on a dataset, and what to compare the result with when the data are public.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +268,7 @@ def train_with_config(
         checkpoint_every: steps between checkpoints.
         diagnostics: None, or "private" as in `fit`.
         ledger: the dataset's account, as in `fit`.
-        transcript: charged before each step, beside or instead of a run.
+        transcript: charged before each step, together with or instead of a run.
         progress: show step, ε so far and time left.
         rng: fresh for every run; None draws a new key from the operating system.
 

@@ -160,7 +160,7 @@ class Head:
         ridge: in units of the noise's largest eigenvalue.
         steps: of gradient descent.
         max_grad_norm: clipping norm.
-        intercept_scaling: the constant beside each row.
+        intercept_scaling: the constant appended to each row.
         learning_rate: its rate; None lets the plan decide.
     """
 

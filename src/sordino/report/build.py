@@ -292,7 +292,7 @@ def one_line(value: object) -> str | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Other uses of the same records: what a ledger holds beside this run, or what the run states of them.
+# Other uses of the same records: what a ledger holds besides this run, or what the run states of them.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

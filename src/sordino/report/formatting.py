@@ -360,7 +360,7 @@ def protected(report: Report) -> str:
 
 
 def attack_rows(report: Report) -> Rows:
-    """Membership attacks that were carried out, each beside the largest AUC that the claim allows."""
+    """Membership attacks that were carried out, each with the largest AUC that the claim allows."""
     found = report.attacks
     if found is None:
         return []

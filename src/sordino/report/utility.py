@@ -59,7 +59,7 @@ _ACCURACIES = {
     "baseline_test_accuracy": "non-private baseline",
     "majority_accuracy": "always the commonest label",
 }
-# What stands beside accuracy, or in its place: words, and whether it is a share.
+# What is shown with accuracy, or in its place: words, and whether it is a share.
 _FIGURES = {
     "test_balanced_accuracy": ("balanced accuracy", True),
     "test_auc": ("area under the ROC curve", False),
@@ -251,7 +251,7 @@ def compute_regression_utility(predicted: ArrayLike, targets: ArrayLike, *, publ
 
 
 def describe_figures(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
-    """The public figures that stand beside accuracy, or in its place, each with its words; the confusion table last."""
+    """The public figures shown with accuracy, or in its place, each with its words; the confusion table last."""
     shown = {name: metric.value for name, metric in metrics.items() if metric.public}
     found = [
         (words, f"{100 * shown[name]:.1f} %" if is_share else f"{shown[name]:.4g}")

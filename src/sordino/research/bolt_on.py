@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BoltOnDescent"]
 
-# Steps of two runs beside each other are computed in double precision: what rounding adds is far below this share.
+# Steps of two runs next to each other are computed in double precision: what rounding adds is far below this share.
 _ROUNDING = 1e-6
 
 

@@ -58,7 +58,7 @@ __all__ = [
 def noise_to_signal(
     *, dimensions: int, lipschitz: float, budget: float, smoothness: float, records: float, excess: float
 ) -> float:
-    """α = D G² / (2 R M N² (f₁ − f*)): how large noise is beside what there is to gain.
+    """α = D G² / (2 R M N² (f₁ − f*)): how large noise is relative to what there is to gain.
 
     Args:
         dimensions: D, number of parameters.

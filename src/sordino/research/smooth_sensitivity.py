@@ -52,7 +52,7 @@ def local_sensitivity_of_median(values: Numbers, bounds: Bounds) -> float:
 def smooth_sensitivity_of_median(values: Numbers, bounds: Bounds, beta: float) -> float:
     """The largest e^(−βk) times the local sensitivity of data that differ in k values. Not private by itself.
 
-    After k replacements the median's neighbors may be any values that were t − k − 1 and t places beside it,
+    After k replacements the median's neighbors may be any values that were t − k − 1 and t places away from it,
     0 ≤ t ≤ k + 1. Terms past k = ln(range/found)/β can't matter, so most data need few.
 
     Args:

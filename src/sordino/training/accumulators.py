@@ -54,7 +54,7 @@ class LossAccumulator(ABC):
             )
 
     def mechanism(self) -> tuple[TensorGaussianMechanism, list[Tensor]]:
-        """The noise for the clipped sum; nothing is released beside it."""
+        """The noise for the clipped sum; nothing else is released."""
         return self.step_plan.mechanism, []
 
     def partial_sums(self) -> list[Tensor]:
@@ -190,15 +190,15 @@ class ClippedSumAccumulator:
         assert now is not None
         if self._moving is None and self._losses is None:
             return now.mechanism, []
-        sensitivity, beside = now.sensitivity, []
+        sensitivity, extra = now.sensitivity, []
         if self._moving is not None and self._counts is not None:
             scale, sensitivity = self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
             self._counts *= scale
-            beside.append(self._counts)
+            extra.append(self._counts)
         if now.loss_release is not None and self._losses is not None:
             scale, sensitivity = now.loss_release.joint_scale(sensitivity)
-            beside.append(self._losses.scaled(scale))
-        return TensorGaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=sensitivity), beside
+            extra.append(self._losses.scaled(scale))
+        return TensorGaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=sensitivity), extra
 
     def partial_sums(self) -> list[Tensor]:
         """Sums that are kept here instead of in `into`: none."""

@@ -299,7 +299,7 @@ class Collation:
             self.padding = trial.padding()
 
     def substitute(self, count: int, public_batch: object = None) -> object:
-        """A batch of `count` records for a loop to run on when none was drawn: public ones, otherwise made up."""
+        """A batch of `count` records for a loop when none was drawn: public ones, otherwise synthetic ones."""
         items = substitute_items(self._example, count) if self._public is None else self._repeated(count)
         with preserve_rng_state():
             batch = self._collate_fn(copy.deepcopy(items))
@@ -368,7 +368,7 @@ class _Trial:
                 self._turn_round(whole)
 
     def _replace(self, seed: int, others: Sequence[object]) -> None:
-        """Put stand-ins in every place; and beside a stand-in, another one in the next place."""
+        """Put stand-ins in every place; and after a stand-in, another one in the next place."""
         for place in range(_COUNT):
             whole, _ = self._with_seed(seed, self._items)
             for number, other in enumerate(others):
@@ -376,10 +376,10 @@ class _Trial:
                 if changed is None:
                     continue
                 self._compare(whole, changed.batch, place)
-                beside = (place + 1) % _COUNT
-                again = self._exchanged(seed, changed.items, beside, self._others[0], required=False)
+                neighbor = (place + 1) % _COUNT
+                again = self._exchanged(seed, changed.items, neighbor, self._others[0], required=False)
                 if again is not None:
-                    self._compare(changed.batch, again.batch, beside)
+                    self._compare(changed.batch, again.batch, neighbor)
 
     def _exchanged(
         self, seed: int, items: Sequence[object], place: int, other: object, *, required: bool
@@ -404,7 +404,7 @@ class _Trial:
                 raise _mixes()
 
     def _note_padding(self, whole: object, changed: object, place: int) -> None:
-        """Where all other rows are the same and a constant beside it, one item's length pads them."""
+        """Where all other rows are the same and equal a constant, one item's length pads them."""
         others = [row for row in range(_COUNT) if row != place]
         # Only of tensors is the length followed any further.
         self._is_padding = self._is_padding and not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(whole))

@@ -130,7 +130,7 @@ def check_plan(plan: Plan, units: UnitAssignment | None) -> None:
         units.check(plan)
 
 
-# Beside a plan they say nothing, or something else.
+# With a plan they say nothing, or something else.
 _IN_PLAN = {
     "noise_multiplier": None,
     "max_grad_norm": None,
@@ -144,7 +144,7 @@ _IN_PLAN = {
 
 
 def check_only_plan(plan: Plan, *, secure: bool, **given: object) -> None:
-    """Refuse settings that are given beside a plan, which has them all.
+    """Refuse settings that are given together with a plan, which has them all.
 
     Raises:
         InvalidArgument: names the first one.
@@ -152,7 +152,7 @@ def check_only_plan(plan: Plan, *, secure: bool, **given: object) -> None:
     for name, value in given.items():
         if value is not _IN_PLAN[name] and value != _IN_PLAN[name]:
             raise InvalidArgument(
-                f"{name} must be left out beside plan, got one. Use dataclasses.replace(plan, {name}=…)."
+                f"{name} must be left out with plan, got one. Use dataclasses.replace(plan, {name}=…)."
             )
     if secure and not plan.secure_mode:
         raise InvalidArgument(
@@ -215,7 +215,7 @@ def check_budget(data_loader: DataLoader[object], others: Sequence[Plan]) -> Non
     )
     if others:
         raise InvalidArgument(
-            "budget must be all that its engine spends, got one beside another model. Use one engine for each."
+            "budget must be all that its engine spends, got one together with another model. Use one engine for each."
         )
 
 
@@ -234,7 +234,7 @@ def check_compatible_plans(plan: Plan, others: Sequence[Plan], *, budgeted: bool
             )
     if budgeted:
         raise InvalidArgument(
-            "budget must be all that its engine spends, got another model beside it. Use one engine for each."
+            "budget must be all that its engine spends, got another model with it. Use one engine for each."
         )
 
 
@@ -857,7 +857,7 @@ class PrivacyEngine(metaclass=_EngineNames):
     def mark_public(self, batch: T) -> T:
         """Mark tensors as made without private records: a model in training may then be called on them.
 
-        When: a critic sees invented records beside real ones. Each row is clipped together with the private record in
+        When: a critic sees synthetic records and real ones. Each row is clipped together with the private record in
         the same place.
 
         Args:
@@ -975,7 +975,7 @@ class PrivacyEngine(metaclass=_EngineNames):
 
     @property
     def delta(self) -> float:
-        """δ at which the run folder, and files beside saved weights, state the guarantee."""
+        """δ at which the run folder, and files next to saved weights, state the guarantee."""
         if self._delta is not None:
             return self._delta
         plans = [*self.journal.plans, *self._plans]

@@ -1,7 +1,7 @@
 """`save_checkpoint` and `load_checkpoint` of the engine: one safetensors file, and charges that cannot shrink.
 
 What an engine charged is kept by segment: one engine's own share, under a name that no other engine has. A checkpoint
-holds the charges of its own line of descent. One that is loaded beside others of its family, in the same folder, takes
+holds the charges of its own line of descent. One that is loaded next to others of its family, in the same folder, takes
 over their charges too: anyone who goes back to an older checkpoint pays for what the newer ones have shown, and under
 correlated noise for the steps that come twice. A budget that adapts has spent what was charged.
 """
@@ -232,7 +232,7 @@ def _read_saved_charges(facts: Mapping[str, object]) -> _Charges:
 
 
 def _family(path: Path, facts: Mapping[str, object]) -> tuple[_Charges, int]:
-    """The charges together with those of checkpoints beside it that share a segment, directly or through others; and
+    """The charges together with those of checkpoints next to it that share a segment, directly or through others; and
     the furthest step that one of them reached with the same model.
 
     Of one segment the larger count holds: a later checkpoint's share contains an earlier one's.

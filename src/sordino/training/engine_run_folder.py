@@ -31,7 +31,7 @@ __all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "is_op
 
 
 RUN_FOLDERS = "sordino-runs"
-"""Folder of the run folders beside another library's checkpoints."""
+"""Folder of the run folders next to another library's checkpoints."""
 
 
 _LOG = logging.getLogger(__name__)
@@ -468,7 +468,7 @@ def find_run_folder(note: Mapping[str, object], near: Sequence[str | Path], *, w
 
     Args:
         note: what `Journal.note` said when the checkpoint was made.
-        near: run folders, or folders beside or above which it may lie, the likeliest first.
+        near: run folders, or folders that may contain it or lie next to it, the likeliest first.
         what: the checkpoint's name in the caller's own words.
 
     Raises:
@@ -486,8 +486,8 @@ def find_run_folder(note: Mapping[str, object], near: Sequence[str | Path], *, w
                     _check_contained(path, note, what)
                     return path
     raise InvalidArgument(
-        f"{what} must have its run folder, {RUN_FOLDERS}/{note['run']}, beside it or in a folder above, got none: what "
-        "was spent since is not known. Move them together, or name it with run_folder=."
+        f"{what} must have its run folder, {RUN_FOLDERS}/{note['run']}, next to it or in a folder above, got none: "
+        "what was spent since is not known. Move them together, or name it with run_folder=."
     )
 
 
@@ -503,7 +503,7 @@ def _check_contained(path: Path, note: Mapping[str, object], what: str) -> None:
     if len(lines) < count or (count and hashlib.sha256(lines[count - 1]).hexdigest() != note["head"]):
         raise InvalidArgument(
             f"{what} must not be newer than its run folder, got one after line {count} of another transcript than "
-            f"that of {str(path)!r}: what was spent is not known. Put the run folder back that lay beside it."
+            f"that of {str(path)!r}: what was spent is not known. Put the run folder back that lay next to it."
         )
 
 

@@ -74,12 +74,12 @@ class Exclusion:
     error: type[SordinoError] = InvalidArgument
 
     def refusal(self, other: Option, clipping: str = "") -> SordinoError:
-        """The exception for `option` beside `other`; `clipping` is the name of the clipping method."""
-        got, beside = (
+        """The exception for `option` together with `other`; `clipping` is the name of the clipping method."""
+        got, against = (
             f"{option.value} ({clipping})" if clipping and option in _EXAMPLES else option.value
             for option in (self.option, other)
         )
-        return self.error(f"{self.parameter} with {beside}, got {got}: {self.reason}. {self.advice}.")
+        return self.error(f"{self.parameter} with {against}, got {got}: {self.reason}. {self.advice}.")
 
 
 _SPECIAL = (Option.TRANSFORMED_SUMS, Option.ESTIMATED_NORMS)

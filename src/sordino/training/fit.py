@@ -257,7 +257,7 @@ def fit(
             from its last checkpoint with fresh noise; steps after it are taken again, and both times are charged.
         ledger: the dataset's account: the whole plan is reserved on it at the start, drawn in blocks ahead of the
             steps, and what was not drawn is given back at the end.
-        transcript: charged before the records of a step are read, beside or instead of a run.
+        transcript: charged before the records of a step are read, together with or instead of a run.
         on_step: called after every finished step with the number of steps done.
         progress: show step, ε so far and time left. Neither losses nor norms are shown.
         diagnostics: "private" also shows each step's mean loss and batch size, on this terminal only. They are not

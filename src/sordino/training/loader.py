@@ -387,7 +387,7 @@ class PrivateLoader:
             )
 
     def _all_given(self) -> int | None:
-        """What was stepped, for a loader that is not told."""
+        """What was stepped, for a loader that yields no batch numbers."""
         return None if self._open is None or self._ends_step else self._open.place + 1
 
     def split_by_size(self) -> None:

@@ -399,7 +399,7 @@ class LoopHooks:
         return None
 
     def _comes_from_batch(self, given: list[Tensor], call: _Call) -> bool:
-        """Whether some input is known to be of this batch, or public. Others beside it (noise, positions) are free."""
+        """Whether some input is known to be of this batch, or public. Further ones (noise, positions) are allowed."""
         known = any(isinstance(t, TracedTensor) or batch_tag(t) is not None or is_public(t) for t in given)
         return known or any(id(leaf) in self._texts for leaf in tree_leaves((call.args, dict(call.kwargs))))
 

@@ -30,7 +30,7 @@ class LossRelease:
 
     When: training should be watched, and the watching may be shown to anyone.
 
-    Guarantee: Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one*
+    Guarantee: Σ min(max(ℓ, 0), bound) over the batch is scaled and released with the clipped gradients as *one*
         Gaussian vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly
         as without the curve; the price is more noise on the gradient, by the factor `noise_factor`. The sum is divided
         by the public expected batch size. Under replace-one each loss is counted from `max_loss` / 2, which is added
@@ -66,7 +66,7 @@ class LossRelease:
         return 1 / math.sqrt(1 - self.budget_fraction)
 
     def joint_scale(self, sensitivity: float) -> tuple[float, float]:
-        """(κ, ℓ2 sensitivity of the joint vector) beside a vector of ℓ2 sensitivity `sensitivity`, by (2).
+        """(κ, ℓ2 sensitivity of the joint vector) that extends a vector of ℓ2 sensitivity `sensitivity`, by (2).
 
         A loss in [0, L] moves its sum by at most L under every relation: added, removed, zeroed out or replaced.
         """
@@ -125,7 +125,7 @@ class LossSum:
         self._total = self._total.to(known.device) + known.sum()
 
     def scaled(self, scale: float) -> Float[Tensor, " 1"]:
-        """κ times the sum, to be released beside the gradients."""
+        """κ times the sum, to be released with the gradients."""
         return self._total * scale
 
 

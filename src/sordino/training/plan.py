@@ -1,6 +1,6 @@
 """All that changes the guarantee, in one frozen object.
 
-Clip factors, noise scale, divisor and the accountant's event are derived from the plan, never stored beside it.
+Clip factors, noise scale, divisor and the accountant's event are derived from the plan, never stored with it.
 
 Example:
     >>> plan = Plan(noise_multiplier=4.0, max_grad_norm=1.0, sample_rate=0.01, steps=10_000,
@@ -245,7 +245,7 @@ class StepPlan:
         expected_batch_size: public divisor of the noisy sum, > 0.
         clipping: how gradients are clipped to the bound.
         neighboring_relation: which datasets count as neighbors.
-        loss_release: what is released of the losses beside the gradient, or None.
+        loss_release: what is released of the losses together with the gradient, or None.
     """
 
     noise_multiplier: float
@@ -269,7 +269,7 @@ class StepPlan:
 
     @cached_property
     def mechanism(self) -> TensorGaussianMechanism:
-        """The noise on the clipped sum, and on what is released beside it."""
+        """The noise on the clipped sum, and on what is released with it."""
         moved = self.sensitivity if self.loss_release is None else self.loss_release.joint_scale(self.sensitivity)[1]
         return TensorGaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=moved)
 

@@ -157,7 +157,7 @@ class ShardedModel:
 
         Args:
             parameters: whole ones.
-            sums: of this process's records; emptied on the way, so that no sum is kept beside its shard.
+            sums: of this process's records; emptied on the way, so that no sum is kept next to its shard.
         """
         found: dict[nn.Parameter, Tensor] = {}
         for bucket in self._buckets(parameters, sums):
@@ -241,9 +241,9 @@ class ShardedModel:
     # --- noise and gradients -------------------------------------------------------------------------------------
 
     def noise(
-        self, mechanism: object, parameters: Sequence[nn.Parameter], beside: Sequence[Tensor]
+        self, mechanism: object, parameters: Sequence[nn.Parameter], extra: Sequence[Tensor]
     ) -> ShardGaussianMechanism:
-        """The noise of the rows that are held here, and of what all processes hold `beside` them."""
+        """The noise of the rows that are held here, and of what all processes hold in addition (`extra`)."""
         assert isinstance(mechanism, TensorGaussianMechanism)
         parts = [
             self._rows(parameter).part
@@ -251,7 +251,7 @@ class ShardedModel:
             else ShardSlice(first=0, whole=parameter.numel())
             for parameter in parameters
         ]
-        parts += [ShardSlice(first=0, whole=tensor.numel()) for tensor in beside]
+        parts += [ShardSlice(first=0, whole=tensor.numel()) for tensor in extra]
         return ShardGaussianMechanism(mechanism=mechanism, parts=tuple(parts))
 
     def set_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:

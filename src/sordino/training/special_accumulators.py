@@ -382,7 +382,7 @@ class AdaClipAccumulator:
         self._sums = []
 
     def update_clip_norms(self, released: Sequence[Tensor]) -> None:
-        """Nothing beside the gradient was released."""
+        """Only the gradient was released."""
 
     def state_dict(self) -> dict[str, object]:
         """The transform: it follows from what was released, so it is no secret."""

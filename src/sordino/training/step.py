@@ -344,22 +344,22 @@ class PrivateStep:
             raise NonPrivateStep(
                 "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
             )
-        mechanism, beside = self.bounds.mechanism()
+        mechanism, extra = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
         now, totals = self._now, self._totals() if self._shards is None else []
         assert now is not None
         self._noised = self._step
         if self._all_reduce_ is not None:
-            self._all_reduce_([*totals, *beside, *self.bounds.partial_sums()])
+            self._all_reduce_([*totals, *extra, *self.bounds.partial_sums()])
         if self._shards is not None:
-            totals, noise = self._rows(self._shards), self._shards.noise(mechanism, self._summed, beside)
+            totals, noise = self._rows(self._shards), self._shards.noise(mechanism, self._summed, extra)
         if self._norm is None:
-            noise.add_noise_([*totals, *beside], rng=self._randomness, step=self._step)
+            noise.add_noise_([*totals, *extra], rng=self._randomness, step=self._step)
         else:
             noise, norm = self._norm.joint_scale(noise, totals)
-            noise.add_noise_([*totals, *beside, norm], rng=self._randomness, step=self._step)
+            noise.add_noise_([*totals, *extra, norm], rng=self._randomness, step=self._step)
             self.released_norm = self._norm.released_norm(norm, expected_batch_size=now.expected_batch_size)
-        self.bounds.update_clip_norms(beside)
+        self.bounds.update_clip_norms(extra)
         self._keep_loss(now)
         if totals:
             torch._foreach_div_(totals, now.expected_batch_size)  # pyright: ignore[reportPrivateUsage]

@@ -154,7 +154,7 @@ def _compare(expected: Tensor, found: Tensor, fault: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a private training uses beside the private records, named and hashed.
+# What a private training uses in addition to the private records, named and hashed.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -157,8 +157,8 @@ class TrialBudget:
 class PrivateScore:
     """A score that is computed on the private records: the search adds noise to it, and pays for that in every run.
 
-    The noise's scale is `noise_multiplier` × `sensitivity`: Laplace beside runs with an (ε, δ) of their own, Gaussian
-    beside runs with a noise multiplier.
+    The noise's scale is `noise_multiplier` × `sensitivity`: Laplace for runs with an (ε, δ) of their own, Gaussian
+    for runs with a noise multiplier.
 
     Guarantee: the noisy score of one run is private as ``event(…)`` says when one privacy unit moves the score by at
     most `sensitivity`, for every model that a run may give. A number of right answers moves by 1.

@@ -234,7 +234,7 @@ def _correlated_event(
 
 @dataclass(kw_only=True)
 class Course:
-    """The steps of one model, line by line, beside what its plan asks for.
+    """The steps of one model, line by line, compared with its plan.
 
     Args:
         plan: plan.json, or what the segment at hand states in its place.
@@ -453,18 +453,18 @@ def check_anchor(run: RunFolder, chain: TranscriptChain | None, head: str, files
             "the hash is one of the transcript, which stands for no model, metrics or guarantee; publish the hash that "
             "`sordino verify --anchor` prints for the finished run",
         )
-    beside = sorted(set(run.files()) - _UNFINISHED)
-    if beside:
+    extra_files = sorted(set(run.files()) - _UNFINISHED)
+    if extra_files:
         return failed(
             "anchor",
-            f"the hash is one of the transcript, and does not stand for what lies beside it: {', '.join(beside)}",
+            f"the hash covers the transcript, not the other files in the folder: {', '.join(extra_files)}",
         )
     words = f"{later} lines came after it" if later else "the chain ends with the published hash"
     return passed("anchor", f"{words}; the run did not finish: the hash stands for plan.json, run.json and transcript")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Items about what was released beside the model: the loss curve.
+# Items about what was released in addition to the model: the loss curve.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Membership attacks on models: what an attacker finds, beside what the guarantee lets through at most.
+"""Membership attacks on models: what an attacker finds, compared with the largest success that the guarantee allows.
 
     membership_report                 every membership attack on one model, with the ceiling of its claim
     loss_scores, lira_online, …       the attacks' scores, one a record; `roc` says what scores are worth

@@ -160,9 +160,9 @@ class MembershipAttack:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MembershipReport:
-    """Every attack beside the ceiling.
+    """Every attack with its upper bound.
 
-    Guarantee: none. All numbers are statistics of the members: keep them beside the data unless `public`.
+    Guarantee: none. All numbers are statistics of the members: keep them with the data unless `public`.
 
     Args:
         attacks: results, the strongest first.
@@ -428,7 +428,7 @@ def plot_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
         few = f"Rates below {100 * lowest:.2g} % are not drawn: they stand on fewer than {_FEWEST_COUNTED} non-members."
         figure.text(0.06, 0.03, f"{few}\n{NO_PROOF}", fontsize=10, color=COLORS["soft"], linespacing=1.4)
         if not report.public:
-            figure.text(0.96, 0.03, "Private: keep beside the data.", fontsize=10, color=COLORS["alarm"], ha="right")
+            figure.text(0.96, 0.03, "Private: keep with the data.", fontsize=10, color=COLORS["alarm"], ha="right")
         figure.savefig(path, metadata={"Software": "sordino"})
 
 

@@ -123,7 +123,7 @@ def roc_curve(
 ) -> RocCurve:
     """Measures scores; higher ones accuse. Thresholds are strict, so equal scores never count as an accusation.
 
-    Guarantee: none: a statistic of the members. Keep it beside the data, or measure on public records.
+    Guarantee: none: a statistic of the members. Keep it with the data, or measure on public records.
 
     Args:
         members: scores of records that were trained on, at least one, none NaN.

@@ -305,14 +305,14 @@ class KernelTimings:
     def _keep(self) -> None:
         """Another process may have kept choices meanwhile; a cache that can't be written is done without."""
         together = _read(self._file) | self._chosen
-        beside = self._file.with_suffix(f".{os.getpid()}")
+        temporary = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(together, indent=0, sort_keys=True))
-            beside.replace(self._file)
+            temporary.write_text(json.dumps(together, indent=0, sort_keys=True))
+            temporary.replace(self._file)
         except OSError:
             with suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -397,7 +397,7 @@ class LossTracer:
         self._arrivals: list[OutputGradientCheck] = []
         self._attributes: frozenset[tuple[int, int]] = frozenset()
         # Tensors that forwards of the batch made and kept in attributes, or in lists and dictionaries there, by what
-        # holds them; and the same of a batch that is over, beside what stands in their place.
+        # holds them; and the same of a batch that is over, with what takes their place.
         self._kept: list[tuple[_Holder, Tensor]] = []
         self._marked: list[tuple[_Holder, Tensor, Tensor]] = []
         self._outputs: set[torch.autograd.graph.Node] = set()

@@ -1238,16 +1238,16 @@ class _Probe:
         ]
         if follows and not self._observer.gradients_follow:
             left = list(range(len(sets)))
-        beside = first
+        reference = first
         # Without chance a loss may vanish up to rounding, such as one of a model with itself.
         if calm and (not self._observer.gradients_follow or self._vanishes(first)):
-            calm, beside = False, self._observe_large(list(range(count)), {}, first.weights[:0])
+            calm, reference = False, self._observe_large(list(range(count)), {}, first.weights[:0])
         with DisableRandomness() if calm else nullcontext():
             for turn in left:
-                self._compare_large(beside, *changes[turn], sets[turn], row=turn + 1 if rows else None)
-        # Beside a look with gradients, whose outputs are copies of their own, one without may show what the loop wrote.
+                self._compare_large(reference, *changes[turn], sets[turn], row=turn + 1 if rows else None)
+        # After a look with gradients, whose outputs are copies of their own, one without may show what the loop wrote.
         if self._reduction != "none":
-            whole = beside.outputs
+            whole = reference.outputs
             assert whole is not None
             if calm:
                 whole = self._observer.look(self._large.batch(range(count)), count)
@@ -1255,7 +1255,7 @@ class _Probe:
         self._look_at_alike(whole)
         if self._observer.generators or not self._is_same_in_parts(first, values=values):
             with DisableRandomness():
-                if beside is first and not calm:
+                if reference is first and not calm:
                     first = self._observe_large(list(range(count)), {}, _evenly(count))
                 self.check_single_records(first, values=values)
 
@@ -1272,7 +1272,7 @@ class _Probe:
         return refusal is None
 
     def _vanishes(self, first: ProbeResult) -> bool:
-        """Whether gradients of the large batch are nothing but rounding beside those of the small one."""
+        """Whether gradients of the large batch are only rounding relative to those of the small one."""
         return not float(first.norms.mean()) > _VANISHING * float(self._first.norms.mean())
 
     def _observe_large(
@@ -1488,7 +1488,7 @@ def _far(one: Tensor, other: Tensor, scale: float) -> float:
 
 
 def _far_rows(one: Tensor, other: Tensor, *, floor: float = _SMALL) -> float:
-    """The largest relative difference of two rows of numbers ≥ 0; what is small beside the mean counts less."""
+    """The largest relative difference of two rows of numbers ≥ 0; what is small relative to the mean counts less."""
     if not len(one) or torch.equal(one, other):
         return 0.0
     size = torch.maximum(one, other) + floor * one.mean() + 1e-30

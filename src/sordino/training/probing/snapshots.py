@@ -83,14 +83,14 @@ class ModuleSnapshot:
     Args:
         module: whose they are.
         values: also look at the values: it finds what is written past torch's version count, and lets `refuse_changes`
-            put things back. Costs the memory of the trained parameters once; of large frozen weights beside them only
+            put things back. Costs the memory of the trained parameters once; of other large frozen weights only
             a fingerprint is kept.
     """
 
     def __init__(self, module: nn.Module, *, values: bool = True) -> None:
         self._module = module
         trained = sum(tensor.nbytes for _, tensor in _tensors(module) if tensor.requires_grad)
-        # So much of what is not trained is kept beside it.
+        # So much of what is not trained is kept too.
         self._room = max(trained, _ROOM)
         self._held = {name: self._hold(tensor, values=values) for name, tensor in _tensors(module)}
 

@@ -80,7 +80,7 @@ class SyntheticRecords:
         example: public tensors that stand for the first of `structure`, each with five records or more; their values
             are used, in turn.
         diverse: give some records features far out, of the other sign, or zero, so that thresholds are exceeded
-            already and others look small beside them.
+            already and others look small next to them.
 
     Raises:
         RecordCountMismatch: no tensor has the records first, or the example is too short.
@@ -240,7 +240,7 @@ def make_synthetic_items(example: object, count: int) -> SyntheticItems:
     """`count` items in the structure of `example`, and stand-ins with other values, strange values, other lengths.
 
     Raises:
-        CoupledRecords: the example holds something that can't be made up.
+        CoupledRecords: the example holds something that can't be generated.
     """
     chance = random.Random(_SEED)  # noqa: S311 (synthetic values, no secret)
     items = [_item(example, _Filling(chance=chance)) for _ in range(count)]
