@@ -7,8 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.numerics import compute_dtype, guard_holds, is_away, is_tracing_graph, row_squared_norms
-from sordino.gradients.rules.base import LayerCall, Rounding, additions, chunk_records, unit
+from sordino.gradients.numerics import (
+    ProductFormat,
+    guard_holds,
+    is_away,
+    is_tracing_graph,
+    product_format,
+    row_squared_norms,
+)
+from sordino.gradients.rules.base import LayerCall, Rounding, alone_error, chunk_records, sum_error
 from sordino.gradients.rules.linear import GHOST_ROUNDING
 from sordino.shapes import Float
 
@@ -72,7 +79,8 @@ def _of_one_parameter(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Fl
     # The terms of the inner product are themselves inner products over the columns of the shared parameter.
     one, other = (use.rule.term_lengths(use, chosen) for use, chosen in read)
     columns = uses[0].parameters[names[0]].shape[-1]
-    squares = 2 * (columns + 3) * unit(_dtype(uses)) * one * other + ghost_rounding(first) + ghost_rounding(second)
+    inner = max((columns + 2 + each.parts) * each.addition + each.formed for each in _products(uses))
+    squares = 2 * inner * one * other + ghost_rounding(first) + ghost_rounding(second)
     length = _sum_unit(uses) * (one + other)
     sound = total > _CANCELLED * parts
     total += 4 * torch.finfo(torch.float32).eps * parts
@@ -90,13 +98,14 @@ def _of_one_parameter(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Fl
 
 def _sum_unit(uses: list[LayerCall]) -> float:
     """Rounding of a sum that is formed use by use and then added, relative to the lengths of all terms."""
-    rounds = max(additions(use.records * use.rule.terms(use)) for use in uses) + len(uses)
-    return rounds * unit(_dtype(uses))
+    terms = max(use.records * use.rule.terms(use) for use in uses)
+    return max(sum_error(product, terms, more=len(uses)) for product in _products(uses))
 
 
 def _norm_unit(uses: list[LayerCall]) -> float:
     """The same for gradients that are formed apart, for their norms."""
-    return (additions(sum(use.rule.terms(use) for use in uses)) + len(uses)) * unit(_dtype(uses))
+    terms = sum(use.rule.terms(use) for use in uses)
+    return max(alone_error(product, terms, more=len(uses)) for product in _products(uses))
 
 
 def ghost_rounding(use: LayerCall) -> Float[Tensor, " B"]:
@@ -124,8 +133,21 @@ def _device(uses: list[LayerCall]) -> torch.device:
     return uses[0].device
 
 
-def _dtype(uses: list[LayerCall]) -> torch.dtype:
-    return compute_dtype(*uses[0].parameters.values())
+def _products(uses: list[LayerCall]) -> set[ProductFormat]:
+    """How what was kept of the uses is multiplied."""
+    return {
+        product_format(saved, grad)
+        for use in uses
+        for saved in _floating(use)
+        for grad in use.grads
+        if grad is not None
+    }
+
+
+def _floating(use: LayerCall) -> list[Tensor]:
+    """What was kept with values; the gradient at the output where there is nothing else."""
+    kept = [tensor for tensor in use.saved if tensor.is_floating_point()]
+    return kept or [grad for grad in use.grads if grad is not None]
 
 
 def _by_adding(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Float[Tensor, " B"], Rounding]:

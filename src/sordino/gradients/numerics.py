@@ -6,7 +6,8 @@ to about 3e-7 relative, whatever the magnitude of the entries. Shapes: B records
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from sordino.shapes import Float, Shaped
 
 __all__ = [
+    "ProductFormat",
     "affine",
     "affine_map",
     "compute_dtype",
@@ -28,11 +30,15 @@ __all__ = [
     "is_away",
     "is_tracing_graph",
     "per_record_product",
+    "product_format",
+    "product_operands",
     "read_flags",
+    "row_products",
     "row_squared_norms",
     "storage_number",
     "tracing_graph",
     "transposed_product",
+    "weighted_row_products",
 ]
 
 
@@ -131,22 +137,36 @@ def is_autocast(kind: str) -> bool:
     return (kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
+# The kinds of products that the user lets torch take in TF32, where the block that reads gradients runs.
+_tf32_asked: frozenset[str] = frozenset()
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Products of single-precision matrices in single precision, whatever faster mode the user trains in.
 
     With TF32 or bfloat16 products, by setting or by autocast, a norm would be off by 1e-3, and the released sum would
-    not be the one that was measured.
+    not be the one that was measured. What is taken in such a mode on purpose, with its rounding known, is taken by the
+    functions of this module alone; they do so where the user allows TF32.
     """
+    global _tf32_asked  # noqa: PLW0603 (torch's own setting is one of the process, too)
     backends = [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if device.type == "cuda" else _PRODUCTS_ON_CPU)]
     reduced = [(backend, mode) for backend in backends if (mode := backend.fp32_precision) not in ("ieee", "none")]
     for backend, _ in reduced:
         backend.fp32_precision = "ieee"
+    before = _tf32_asked
+    if device.type == "cuda":
+        asked = {
+            kind for kind, backend in zip(("matmul", "conv"), backends, strict=True) if (backend, "tf32") in reduced
+        }
+        # A block within this one finds the modes that were set here.
+        _tf32_asked = before | asked
     autocast = is_autocast(device.type)
     try:
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
             yield
     finally:
+        _tf32_asked = before
         for backend, mode in reduced:
             backend.fp32_precision = mode
 
@@ -215,6 +235,185 @@ def _rescaled(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Products on another device: which operands are taken in fewer bits, and how far the results may be from the true ones.
+#
+# Matrix units multiply numbers of bfloat16, half precision and TF32 exactly and add the products up in single
+# precision. What they lose in an addition is less than three roundings of it, however their additions are ordered.
+# Numbers of more bits are taken apart into the nearest one and the nearest one to the rest; no number is rounded to
+# the format alone. Derivation: ``docs/proofs/clipping.md``.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_HALF = (torch.bfloat16, torch.float16)
+# Bits that TF32 leaves out, and the constant that splits a number so that the first part has the other 11.
+_SPLITTER = float(2**13 + 1)
+# Positions that one product adds up: on the processor, and where more of them are faster.
+_PIECE, _PIECE_AWAY = 512, 2048
+# Entries of the products of pieces that are held at once before they are added up.
+_PIECES_AT_ONCE = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductFormat:
+    """How matrices are multiplied, and how far a product may be from the true one.
+
+    An entry adds up K products x_k·y_k. Its error is at most ``(K·addition + formed)·Σ_k|x_k||y_k|``, and with
+    ``weighted`` in the place of ``formed`` if x carries weights.
+
+    Args:
+        addition: of one addition.
+        formed: what the operands lose, for a product of matrices as they are.
+        weighted: the same where weights in single precision were multiplied in.
+        parts: how many products are added up into one.
+        piece: positions that one product adds up.
+        away: whether another device than the processor multiplies.
+        speed: multiply-adds in the time that a byte takes to be moved, roughly.
+    """
+
+    addition: float
+    formed: float = 0.0
+    weighted: float = 0.0
+    parts: int = 1
+    piece: int = _PIECE
+    away: bool = False
+    speed: float = 0.0
+
+
+_SINGLE = ProductFormat(addition=2.0**-24)
+_DOUBLE = ProductFormat(addition=2.0**-53)
+_SINGLE_AWAY = ProductFormat(addition=2.0**-24, piece=_PIECE_AWAY, away=True, speed=8.0)
+_DOUBLE_AWAY = ProductFormat(addition=2.0**-53, piece=_PIECE_AWAY, away=True, speed=8.0)
+_TF32 = ProductFormat(
+    addition=3 * 2.0**-24, formed=2.0**-20, weighted=2.0**-20, parts=3, piece=_PIECE_AWAY, away=True, speed=16.0
+)
+_OF_HALF = {
+    # Weights make numbers of more bits: two parts of 8 bits, or two parts of TF32 with its 11 bits.
+    torch.bfloat16: ProductFormat(
+        addition=3 * 2.0**-24, weighted=2.0**-16, parts=2, piece=_PIECE_AWAY, away=True, speed=100.0
+    ),
+    torch.float16: ProductFormat(
+        addition=3 * 2.0**-24, weighted=2.0**-21, parts=2, piece=_PIECE_AWAY, away=True, speed=100.0
+    ),
+}
+
+
+def product_operands(inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """What a layer saw and the gradient at its output in the type in which they are multiplied.
+
+    On the processor that is at least single precision. On another device gradients in half precision stay as they are,
+    and inputs are taken as autocast has taken them for the layer: in the type of its output.
+    """
+    if grads.dtype in _HALF and inputs.dtype in (grads.dtype, torch.float32) and _is_multiplied_away(grads):
+        return inputs.to(grads.dtype), grads
+    dtype = compute_dtype(inputs, grads)
+    return inputs.to(dtype), grads.to(dtype)
+
+
+def product_format(inputs: Tensor, grads: Tensor, *, kind: str = "matmul") -> ProductFormat:
+    """How `product_operands` of these tensors are multiplied; `kind` is torch's, "matmul" or "conv"."""
+    if not _is_multiplied_away(grads):
+        return _DOUBLE if compute_dtype(inputs, grads) == torch.float64 else _SINGLE
+    if grads.dtype in _HALF and inputs.dtype in (grads.dtype, torch.float32):
+        return _OF_HALF[grads.dtype]
+    if compute_dtype(inputs, grads) == torch.float64:
+        return _DOUBLE_AWAY
+    return _TF32 if kind in _tf32_asked else _SINGLE_AWAY
+
+
+def _is_multiplied_away(tensor: Tensor) -> bool:
+    return is_away(tensor) and not is_tracing_graph()
+
+
+def row_products(
+    left: Float[Tensor, "N m k"], right: Float[Tensor, "N k n"], *, kind: str = "matmul"
+) -> Float[Tensor, "N m n"]:
+    """``left[i] right[i]`` for each i, in at least single precision."""
+    if left.dtype in _HALF:
+        return _wide_product(left, right)
+    if left.dtype == torch.float32 and kind in _tf32_asked and _is_multiplied_away(left):
+        (a, rest_a), (b, rest_b) = _two_parts(left), _two_parts(right)
+        return _tf32_product(a, b) + _tf32_product(a, rest_b) + _tf32_product(rest_a, b)
+    return torch.bmm(left, right)
+
+
+def weighted_row_products(
+    left: Float[Tensor, "N K m"], right: Float[Tensor, "N K n"], weights: Float[Tensor, " K"], *, kind: str = "matmul"
+) -> Float[Tensor, "N m n"]:
+    """``Σ_k weights[k]·left[i, k] ⊗ right[i, k]`` for each i on another device, with sums over a piece of positions.
+
+    The pieces are products of one call, where they are small enough to be held together.
+    """
+    rows, piece = left.shape[1], _PIECE_AWAY
+    swapped = left.shape[2] > right.shape[2]
+    # The weights go to the narrower side.
+    narrow, wide = (right, left) if swapped else (left, right)
+    narrow = narrow * weights[:, None]
+    whole = rows // piece
+    step = max(1, _PIECES_AT_ONCE // max(len(left) * left.shape[2] * right.shape[2], 1))
+    spans = [(first * piece, min(first + step, whole) * piece) for first in range(0, whole, step)]
+    spans += [(whole * piece, rows)] if whole * piece < rows or not rows else []
+    total: Tensor | None = None
+    for first, last in spans:
+        length = min(piece, last - first)
+        pieces = (last - first) // length if length else 1
+        a, b = (x[:, first:last].unflatten(1, (pieces, length)) for x in (narrow, wide))
+        part = _weighted(a.flatten(0, 1).transpose(1, 2), b.flatten(0, 1), kind)
+        part = part.unflatten(0, (-1, pieces)).sum(1) if pieces > 1 else part
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.transpose(1, 2) if swapped else total
+
+
+def _weighted(left: Float[Tensor, "N m k"], right: Float[Tensor, "N k n"], kind: str) -> Float[Tensor, "N m n"]:
+    """The product where `left` has the bits of single precision, whatever `right` has."""
+    if right.dtype is torch.bfloat16:
+        first = left.to(torch.bfloat16)
+        return _wide_product(first, right).add_(_wide_product((left - first).to(torch.bfloat16), right))
+    if right.dtype is torch.float16:
+        first, rest = _two_parts(left)
+        right = right.to(left.dtype)
+        return _tf32_product(first, right).add_(_tf32_product(rest, right))
+    return row_products(left, right, kind=kind)
+
+
+def _two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest numbers of 11 bits to the entries of `x`, and to what is left of them.
+
+    Entries above 2¹¹⁴ become NaN: their record counts as one that is not finite.
+    """
+    scaled = x * _SPLITTER
+    first = scaled - (scaled - x)
+    rest = x - first
+    scaled = rest * _SPLITTER
+    return first, scaled - (scaled - rest)
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of matrices in half precision with sums in single precision."""
+    if left.device.type == "cuda":
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
+
+
+def _tf32_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of matrices in single precision whose entries have 11 bits, by the units that take no more."""
+    with ExitStack() as stack:
+        if left.device.type == "cuda":
+            stack.enter_context(_in_tf32())
+        return torch.bmm(left, right)
+
+
+@contextmanager
+def _in_tf32() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Products of matrices by the faster of the libraries that torch comes with.
 #
 # torch hands single-precision products on x86 to MKL, which takes its AVX-512 kernels on Intel's processors only.
@@ -274,8 +473,12 @@ def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) 
     return result if whole == rows else result.addmm_(left[whole:].t(), right[whole:])
 
 
-def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d"]) -> Float[Tensor, "B p d"]:
-    """``left[b]^T right[b]`` for each record b."""
+def per_record_product(
+    left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d"], *, kind: str = "matmul"
+) -> Float[Tensor, "B p d"]:
+    """``left[b]^T right[b]`` for each record b, in at least single precision."""
+    if _is_multiplied_away(left):
+        return row_products(left.transpose(1, 2), right, kind=kind)
     records, rows, columns = left.shape[0], left.shape[2], right.shape[2]
     if not _by_onednn(left, right, left.shape[1] * rows * columns):
         return torch.bmm(left.transpose(1, 2), right)
@@ -285,8 +488,10 @@ def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d
     return result
 
 
-def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
-    """Inner products of every two positions of each record."""
+def grams(x: Float[Tensor, "B T d"], *, kind: str = "matmul") -> Float[Tensor, "B T T"]:
+    """Inner products of every two positions of each record, in at least single precision."""
+    if _is_multiplied_away(x):
+        return _grams_away(x, kind)
     records, positions, width = x.shape
     work = positions**2 * width
     if work < 2 * _LEAST and positions >= 64 and width >= 256 and x.device.type == "cpu" and not is_tracing_graph():
@@ -298,6 +503,14 @@ def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
         rows = _dense(x[b])
         result[b] = torch.ops.mkldnn._linear_pointwise.default(rows, rows, None, "none", [], "")
     return result
+
+
+def _grams_away(x: Float[Tensor, "B T d"], kind: str) -> Float[Tensor, "B T T"]:
+    if x.dtype != torch.float32 or kind not in _tf32_asked:
+        return row_products(x, x.transpose(1, 2))
+    first, rest = _two_parts(x)
+    crossed = _tf32_product(first, rest.transpose(1, 2))
+    return _tf32_product(first, first.transpose(1, 2)).add_(crossed).add_(crossed.transpose(1, 2))
 
 
 def _halved_grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:

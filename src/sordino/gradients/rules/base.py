@@ -18,7 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, RecordCountMismatch
-from sordino.gradients.numerics import compute_dtype, is_away, is_tracing_graph, row_squared_norms, transposed_product
+from sordino.gradients.numerics import (
+    ProductFormat,
+    compute_dtype,
+    is_away,
+    is_tracing_graph,
+    product_format,
+    row_squared_norms,
+    transposed_product,
+    weighted_row_products,
+)
 from sordino.installation import cache_folder
 from sordino.shapes import Float
 
@@ -32,6 +41,7 @@ __all__ = [
     "Rounding",
     "TIMED_RECORDS",
     "additions",
+    "alone_error",
     "cheapest_kernel",
     "chunk_records",
     "convolution_kernel_costs",
@@ -40,6 +50,7 @@ __all__ = [
     "kernel_costs",
     "layer_rule",
     "patch_products",
+    "sum_error",
     "unit",
     "weighted_product",
     "weighted_sum",
@@ -52,6 +63,8 @@ __all__ = [
 # Units: one weight-gradient product is 1. The numbers were measured on one CPU thread for float32, inside whole steps
 # (of convolutions with freed memory kept, of the others with arrays fresh from the system); they decide speed only,
 # every kernel is exact. The choice depends on shapes alone, so that a run can be repeated; `timings` asks the clock.
+# On another device than the processor costs are reckoned, not measured: multiply-adds at the speed of the format that
+# the products are taken in, and the bytes that are moved.
 # Legend: B records, T positions, d inputs, p outputs (weight entries: d·p).
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -62,25 +75,49 @@ Kernel = Literal["ghost", "stored", "norm_only"]
 CHUNK_ENTRIES = 4_194_304
 # Convolution gradients are formed in chunks that stay in the cache.
 _CACHE_ENTRIES = 524_288
+# Another device is kept busy by larger work arrays alone (256 MB).
+_ENTRIES_AWAY = 67_108_864
 # Stored per-record gradients may take this many times what the layer's own activations and gradients take.
 _STORED_FACTOR = 8
 
 
 def kernel_costs(
-    records: int, positions: int, inputs: int, outputs: int, *, low_memory: bool = False
+    records: int,
+    positions: int,
+    inputs: int,
+    outputs: int,
+    *,
+    low_memory: bool = False,
+    product: ProductFormat | None = None,
 ) -> dict[Kernel, float]:
     """What the exact norm kernels for a linear map applied at T positions cost, where they may be taken.
 
     - ghost: Gram matrices over positions, 1.2·T(d+p)/(dp).
     - stored: per-record gradients replace the weighted product; what is left is memory traffic, ≈ 55/T.
     - norm_only: per-record gradients are formed, squared and thrown away, 1.3.
+
+    Where the `product` is taken away from the processor, in bytes that could be moved meanwhile, for each record:
+
+    - ghost: two Gram matrices in single precision, read and written some ten times, and the weighted product.
+    - norm_only: the gradient is written, squared in double precision and thrown away; the weighted product.
+    - stored: the same, kept and read once more, and no weighted product.
     """
     entries = inputs * outputs
-    costs: dict[Kernel, float] = {
-        "ghost": 1.2 * positions * (inputs + outputs) / max(entries, 1),
-        "norm_only": 1.3,
-    }
-    if entries <= _max_stored(positions, inputs, outputs, low_memory) and records * entries <= 16 * CHUNK_ENTRIES:
+    may_store = entries <= _max_stored(positions, inputs, outputs, low_memory)
+    may_store = may_store and records * entries <= 16 * CHUNK_ENTRIES
+    if product is not None and product.away:
+        formed = positions * entries / product.speed
+        # Half precision has the weights in two parts.
+        weighed = (2 if product.weighted and not product.formed else 1) * formed
+        costs: dict[Kernel, float] = {
+            "ghost": positions**2 * ((inputs + outputs) / product.speed + 40) + weighed,
+            "norm_only": formed + 24 * entries + weighed,
+        }
+        if may_store:
+            costs["stored"] = formed + 28 * entries
+        return costs
+    costs = {"ghost": 1.2 * positions * (inputs + outputs) / max(entries, 1), "norm_only": 1.3}
+    if may_store:
         costs["stored"] = 0.3 + 55 / max(positions, 1)
     return costs
 
@@ -144,9 +181,12 @@ def _max_stored(positions: int, inputs: int, outputs: int, low_memory: bool) -> 
     return positions * outputs if low_memory else _STORED_FACTOR * positions * (inputs + outputs)
 
 
-def chunk_records(records: int, entries_per_record: int, *, in_cache: bool = False) -> int:
-    """How many records fit a work array of `CHUNK_ENTRIES`, or of one that stays in the cache; at least 1."""
-    limit = _CACHE_ENTRIES if in_cache else CHUNK_ENTRIES
+def chunk_records(records: int, entries_per_record: int, *, in_cache: bool = False, away: bool = False) -> int:
+    """How many records fit a work array of `CHUNK_ENTRIES`, or of one that stays in the cache; at least 1.
+
+    `away` from the processor arrays are larger.
+    """
+    limit = _ENTRIES_AWAY if away else _CACHE_ENTRIES if in_cache else CHUNK_ENTRIES
     return max(1, min(records, limit // max(entries_per_record, 1)))
 
 
@@ -183,20 +223,37 @@ def unit(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def additions(positions: int) -> int:
-    """How many roundings a term passes on its way through `product` over that many positions, at most."""
-    pieces = -(-positions // PIECE)
+def additions(positions: int, piece: int = PIECE) -> int:
+    """How many roundings a term passes on its way through `weighted_product` over that many positions, at most."""
+    pieces = -(-positions // piece)
     # One addition fewer than there are terms; one rounding for the weight, one for the product.
-    return min(positions, PIECE + pieces) + 1
+    return min(positions, piece + pieces) + 1
+
+
+def sum_error(product: ProductFormat, positions: int, *, more: int = 0) -> float:
+    """How far `weighted_product` over that many positions may be off, relative to the lengths of its terms.
+
+    `more` additions follow it.
+    """
+    rounds = additions(positions, product.piece) + product.parts - 1 + more
+    return rounds * product.addition + product.weighted
+
+
+def alone_error(product: ProductFormat, positions: int, *, more: int = 0) -> float:
+    """The same for a record's own product, without weights."""
+    rounds = additions(positions, product.piece) + product.parts - 1 + more
+    return rounds * product.addition + product.formed
 
 
 def weighted_product(
     left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Float[Tensor, " K"]
 ) -> Float[Tensor, "m n"]:
-    """``Σ_k weights[k] · left[k] ⊗ right[k]`` with sums over at most `PIECE` positions, whose results are added.
+    """``Σ_k weights[k] · left[k] ⊗ right[k]`` with sums over at most a piece of positions, whose results are added.
 
-    What a library does inside a product isn't known; what it can do wrong in `PIECE` additions is.
+    What a library does inside a product isn't known; what it can do wrong in so many additions is.
     """
+    if is_away(left) and not is_tracing_graph():
+        return weighted_row_products(left[None], right[None], weights)[0]
     if 0 < len(left) <= PIECE:
         return _piece(left, right, weights[:, None])
     total: Tensor | None = None
@@ -214,19 +271,27 @@ def _piece(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Flo
 
 
 def gram_rounding(
-    first: Float[Tensor, "B T T"], second: Float[Tensor, "B T T"], *, inputs: int, outputs: int
+    first: Float[Tensor, "B T T"],
+    second: Float[Tensor, "B T T"],
+    product: ProductFormat,
+    *,
+    inputs: int,
+    outputs: int,
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """What the rounding of ``n² = Σ_{s,t} first[s,t]·second[s,t]`` depends on: a bound on it, and the terms' lengths.
 
     An entry of `first` is an inner product over `inputs` numbers: its error is at most `inputs` roundings of the
-    product of the two lengths, and the other matrix says how much that counts: with lengths a and the other matrix γ
-    together ``Σ_{s,t} a_s a_t |γ_st| ≤ Σ_t a_t² · ‖γ‖``.
+    product of the two lengths and what its `product` loses besides, and the other matrix says how much that counts:
+    with lengths a and the other matrix γ together ``Σ_{s,t} a_s a_t |γ_st| ≤ Σ_t a_t² · ‖γ‖``.
     """
-    unit_, tiny = unit(first.dtype), torch.finfo(first.dtype).tiny
+    tiny = torch.finfo(first.dtype).tiny
+    of_inputs, of_outputs = (
+        (length + 2 + product.parts) * product.addition + product.formed for length in (inputs, outputs)
+    )
     a, g = (products.diagonal(dim1=1, dim2=2).clamp(min=0).double() for products in (first, second))
     of_first, of_second = (_matrix_norms(products) for products in (first, second))
     # One rounding more for the product of the entries; results below the smallest number are lost whole.
-    squares = unit_ * ((inputs + 3) * of_second * a.sum(1) + (outputs + 3) * of_first * g.sum(1))
+    squares = of_inputs * of_second * a.sum(1) + of_outputs * of_first * g.sum(1)
     a, g = a.sqrt(), g.sqrt()
     squares += tiny * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
     return squares, (a * g).sum(1)
@@ -396,6 +461,11 @@ class LayerCall:
         if grad is None:
             raise PrivacyError(f"{self.label} must have a gradient at its output to be read, got none.")
         return grad
+
+    @property
+    def product(self) -> ProductFormat:
+        """How what was kept is multiplied with the gradient, where there is one of each."""
+        return product_format(self.saved[0], self.grad)
 
     @property
     def device(self) -> torch.device:

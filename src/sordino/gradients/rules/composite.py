@@ -18,9 +18,9 @@ from sordino.gradients.rules.base import (
     LayerCall,
     LayerRule,
     Rounding,
-    additions,
+    alone_error,
     chunk_records,
-    unit,
+    sum_error,
     weighted_sum,
 )
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, SharedBias, num_positions
@@ -139,8 +139,12 @@ class LinearMapsRule(LayerRule):
                 squares += part.squares
                 apart += part.length.square()
         if repeated:
-            rounds = additions(use.records * self.terms(use)) + additions(self.terms(use)) + len(use.grads)
-            apart += (rounds * unit(torch.float32) * self.term_lengths(use, repeated)).square()
+            terms, error = self.terms(use), 0.0
+            for one in _read_uses(use, repeated):
+                product = one.product
+                both = sum_error(product, use.records * terms, more=len(use.grads)) + alone_error(product, terms)
+                error = max(error, both)
+            apart += (error * self.term_lengths(use, repeated)).square()
         return Rounding(squares=squares, length=apart.sqrt_())
 
     def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:

@@ -2,12 +2,14 @@
 
 A record's weight gradient is the convolution of its own input with its own output gradient. All records at once are
 one convolution gradient with B times the groups. Where there are few positions and many weights (late layers), the
-Gram matrices of unfolded inputs are smaller. Legend: B records, C channels, O outputs, T positions, d = C·k inputs.
+Gram matrices of unfolded inputs are smaller. Away from the processor, where a convolution with B times the groups is
+slow, a layer is a linear map of the patches under its output positions, and its products go to the matrix units.
+Legend: B records, C channels, O outputs, T positions, G groups, d = C·k inputs.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -16,8 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
-from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.numerics import grams as pixel_grams
+from sordino.gradients.numerics import (
+    compute_dtype,
+    is_away,
+    is_tracing_graph,
+    product_format,
+    product_operands,
+    row_squared_norms,
+    weighted_row_products,
+)
+from sordino.gradients.numerics import grams as inner_products
 from sordino.gradients.rules.base import (
     PIECE,
     TIMED_RECORDS,
@@ -25,15 +35,24 @@ from sordino.gradients.rules.base import (
     LayerCall,
     LayerRule,
     Rounding,
+    alone_error,
     cheapest_kernel,
     chunk_records,
     convolution_kernel_costs,
+    kernel_costs,
     layer_rule,
     patch_products,
+    sum_error,
     unit,
     weighted_sum,
 )
-from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
+from sordino.gradients.rules.linear import (
+    GHOST_LENGTHS,
+    GHOST_ROUNDING,
+    ghost_sum,
+    keep_ghost,
+    matrix_per_record_gradient,
+)
 from sordino.shapes import Float
 
 __all__ = ["ConvolutionRule"]
@@ -70,7 +89,18 @@ class ConvolutionRule(LayerRule):
             "groups": layer.groups,
         }
         pixels = _pixels(x, padding) if layer.groups == 1 else None
-        costs = convolution_kernel_costs(records=use.records, pixels=pixels, low_memory=use.low_memory, **shape)
+        if _is_by_patches(grads):
+            # The groups of a record are so many records.
+            costs = kernel_costs(
+                use.records * layer.groups,
+                positions,
+                layer.weight[0].numel(),
+                layer.out_channels // layer.groups,
+                low_memory=use.low_memory,
+                product=product_format(x, grads, kind="conv"),
+            )
+        else:
+            costs = convolution_kernel_costs(records=use.records, pixels=pixels, low_memory=use.low_memory, **shape)
         if use.timings is None:
             return cheapest_kernel(costs)
 
@@ -85,7 +115,7 @@ class ConvolutionRule(LayerRule):
     def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""
         if name == "bias":
-            return use.grad.to(compute_dtype(use.grad)).flatten(2).sum(2)
+            return use.grad.flatten(2).sum(2, dtype=compute_dtype(use.grad))
         if use.records == 0:
             return use.grad.new_zeros((0, *_convolution(use.module).weight.shape))
         return _per_record_weight(_convolution(use.module), *_padded(use))
@@ -101,6 +131,9 @@ class ConvolutionRule(LayerRule):
                 sums[name] = weighted_sum(self.per_record_gradient(use, name) if stored is None else stored, weights)
                 continue
             x, grads, padding = _padded(use)
+            if _is_by_patches(grads):
+                sums[name] = _weighted_patches(_convolution(use.module), x, grads, padding, weights)
+                continue
             per_record = weights.to(grads.dtype).view(-1, *[1] * (grads.dim() - 1))
             layer = _convolution(use.module)
             total: Tensor | None = None
@@ -116,6 +149,8 @@ class ConvolutionRule(LayerRule):
         """One convolution gradient for the sum, and one more per record for a norm that was not a ghost norm."""
         if not set(names) - use.memo.keys():
             return None
+        if _is_by_patches(use.grad):
+            return self._rounding_of_patches(use)
         positions, step = self.terms(use), _records_at_once(use)
         rounds = min(step, use.records) * positions + -(-use.records // step) + 1
         squares = use.memo.get(GHOST_ROUNDING)
@@ -124,6 +159,17 @@ class ConvolutionRule(LayerRule):
             squares = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
         lengths = self.term_lengths(use, ["weight"])
         return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
+
+    def _rounding_of_patches(self, use: LayerCall) -> Rounding:
+        """As of a linear layer, whose records come in several chunks."""
+        positions, product = self.terms(use), product_format(use.saved[0], use.grad, kind="conv")
+        chunks = len(list(_chunks(_convolution(use.module), *_padded(use)[:2])))
+        error = sum_error(product, use.records * positions, more=2 * chunks)
+        squares = use.memo.get(GHOST_ROUNDING)
+        if squares is None:
+            error += alone_error(product, positions)
+            squares = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        return Rounding(squares=squares, length=error * self.term_lengths(use, ["weight"]))
 
     def terms(self, use: LayerCall) -> int:
         """Output positions."""
@@ -155,6 +201,8 @@ def _convolution(module: nn.Module) -> _ConvNd:
 def _by_kernel(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
     """Squared norms of the weight's gradients; what a kernel keeps for the sum goes into the memo."""
     layer = _convolution(use.module)
+    if _is_by_patches(grads):
+        return _norms_of_patches(kernel, use, x, grads, padding)
     if kernel == "ghost":
         return _ghost(use, x, grads, padding)
     if kernel == "stored":
@@ -176,8 +224,7 @@ def _padded(use: LayerCall) -> tuple[Tensor, Tensor, _Sizes]:
     Other padding modes, and 'same' padding that is not symmetric, are applied here.
     """
     layer = _convolution(use.module)
-    dtype = compute_dtype(use.saved[0], use.grad)
-    x, grads = use.saved[0].to(dtype), use.grad.to(dtype)
+    x, grads = product_operands(use.saved[0], use.grad)
     dims = len(layer.kernel_size)
     both_sides = _both_sides(layer)
     if layer.padding_mode != "zeros":
@@ -206,6 +253,11 @@ def _per_record_weight(
     layer: _ConvNd, x: Float[Tensor, "B C *S"], grads: Float[Tensor, "B O *T"], padding: _Sizes
 ) -> Float[Tensor, "B O c *k"]:
     records = x.shape[0]
+    if _is_by_patches(grads):
+        found = [
+            matrix_per_record_gradient(patches, g, kind="conv") for _, patches, g in _patches(layer, x, grads, padding)
+        ]
+        return torch.cat(found).view(records, *layer.weight.shape)
     if layer.weight.shape[1] == 1:
         return _single_channel_weight(layer, x, grads, padding)
     shape = (records * layer.out_channels, *layer.weight.shape[1:])
@@ -261,7 +313,7 @@ def _patch_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) 
     dims = len(sizes)
     if _by_offsets(layer, x, positions):
         return _offset_grams(layer, x, positions)
-    grams = pixel_grams(x.flatten(2).transpose(1, 2)).view(-1, *sizes, *sizes)
+    grams = inner_products(x.flatten(2).transpose(1, 2)).view(-1, *sizes, *sizes)
     for i in range(dims):
         span = layer.stride[i] * (positions[i] - 1) + 1
         total: Tensor | None = None
@@ -316,5 +368,92 @@ def _ghost(use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[T
             lengths = math.prod(layer.kernel_size) * row_squared_norms(x_few) * row_squared_norms(g_few)
             return row_squared_norms(_per_record_weight(layer, x_few, g_few, unpadded)), lengths.sqrt_()
 
-        parts.append(ghost_sum(patches, g_chunk, exact, inputs=layer.in_channels + math.prod(layer.kernel_size)))
+        inputs = layer.in_channels + math.prod(layer.kernel_size)
+        parts.append(ghost_sum(patches, g_chunk, exact, product_format(x, grads), inputs=inputs))
     return keep_ghost(use, parts)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Away from the processor: a linear map of patches.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _is_by_patches(grads: Tensor) -> bool:
+    return is_away(grads) and not is_tracing_graph()
+
+
+def _chunks(layer: _ConvNd, x: Tensor, grads: Tensor) -> Iterator[slice]:
+    """Records whose patches are copied at once."""
+    entries = math.prod(grads.shape[2:]) * layer.in_channels * math.prod(layer.kernel_size)
+    step = chunk_records(x.shape[0], entries, away=True)
+    for start in range(0, x.shape[0], step):
+        yield slice(start, start + step)
+
+
+def _patches(
+    layer: _ConvNd, x: Tensor, grads: Tensor, padding: _Sizes
+) -> Iterator[tuple[slice, Float[Tensor, "bG T d"], Float[Tensor, "bG T p"]]]:
+    """Some records, the input pixels under each of their output positions, and the gradients there.
+
+    The groups of a record follow each other.
+    """
+    around = [pad for pad in reversed(padding) for _ in range(2)]
+    groups, kernel, positions = layer.groups, layer.kernel_size, grads.shape[2:]
+    for chosen in _chunks(layer, x, grads):
+        padded, g = F.pad(x[chosen], around).contiguous(), grads[chosen]
+        records, channels = padded.shape[:2]
+        of_record, of_channel, *of_pixel = padded.stride()
+        steps = [stride * step for stride, step in zip(of_pixel, layer.stride, strict=True)]
+        offsets = [stride * step for stride, step in zip(of_pixel, layer.dilation, strict=True)]
+        of_group = of_channel * (channels // groups)
+        view = padded.as_strided(
+            (records, groups, *positions, channels // groups, *kernel),
+            (of_record, of_group, *steps, of_channel, *offsets),
+        )
+        rows = records * groups
+        patches = view.reshape(rows, math.prod(positions), layer.weight[0].numel())
+        yield chosen, patches, g.reshape(rows, layer.out_channels // groups, -1).transpose(1, 2)
+
+
+def _norms_of_patches(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+    layer = _convolution(use.module)
+    if kernel == "stored":
+        use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
+        return row_squared_norms(use.memo["weight"])
+    product = product_format(x, grads, kind="conv")
+    parts: list[tuple[Tensor, ...]] = []
+    for _, patches, g in _patches(layer, x, grads, padding):
+        step = chunk_records(
+            len(g), g.shape[1] ** 2 if kernel == "ghost" else layer.weight[0].numel() * g.shape[2], away=True
+        )
+        for a, b in zip(patches.split(step), g.split(step), strict=True):
+            if kernel == "norm_only":
+                parts.append((row_squared_norms(matrix_per_record_gradient(a, b, kind="conv")),))
+                continue
+            squares, lacking, lengths = ghost_sum(
+                inner_products(a, kind="conv"), b, _never, product, inputs=a.shape[2], kind="conv"
+            )
+            parts.append((squares, lacking, lengths.square_()))
+    squares, *rounding = (torch.cat(part).view(use.records, -1).sum(1) for part in zip(*parts, strict=True))
+    if rounding:
+        use.memo[GHOST_ROUNDING], use.memo[GHOST_LENGTHS] = rounding[0], rounding[1].sqrt_()
+    return squares
+
+
+def _never(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Nothing is computed again where no value is looked at."""
+    raise AssertionError(index.shape)
+
+
+def _weighted_patches(
+    layer: _ConvNd, x: Tensor, grads: Tensor, padding: _Sizes, weights: Float[Tensor, " B"]
+) -> Float[Tensor, "O c *k"]:
+    total: Tensor | None = None
+    weights = weights.to(compute_dtype(x, grads))
+    for chosen, patches, g in _patches(layer, x, grads, padding):
+        # The positions of all records, group by group.
+        a, b = (rows.unflatten(0, (-1, layer.groups)).transpose(0, 1).flatten(1, 2) for rows in (patches, g))
+        part = weighted_row_products(b, a, weights[chosen].repeat_interleave(g.shape[1]), kind="conv")
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.reshape(layer.weight.shape)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModule
-from sordino.gradients.numerics import compute_dtype, is_away, is_tracing_graph, row_squared_norms
+from sordino.gradients.numerics import compute_dtype, is_away, is_tracing_graph, row_products, row_squared_norms
 from sordino.gradients.rules.base import LayerCall, LayerRule, Rounding, chunk_records, layer_rule, only_input, unit
 from sordino.gradients.rules.linear import LinearRule, num_positions
 from sordino.shapes import Float, Int
@@ -127,11 +127,15 @@ class EmbeddingRule(LayerRule):
             return None
         ids, grads = self.lookups(use)
         hidden, logits = num_positions(other)
-        step = chunk_records(use.records, hidden.shape[1] * ids.shape[1])
+        # Half precision stays where the gradients came in it: nothing is rounded here.
+        as_it_came = type(self) is EmbeddingRule and use.grad.dtype == hidden.dtype
+        dtype = hidden.dtype if as_it_came else torch.promote_types(hidden.dtype, grads.dtype)
+        hidden, grads = hidden.to(dtype), grads.to(dtype)
+        step = chunk_records(use.records, hidden.shape[1] * ids.shape[1], away=is_away(hidden))
         parts = []
         for start in range(0, use.records, step):
             chunk = slice(start, start + step)
-            matches = torch.bmm(hidden[chunk], grads[chunk].transpose(1, 2).to(hidden.dtype))
+            matches = row_products(hidden[chunk], grads[chunk].transpose(1, 2))
             index = ids[chunk, None, :].expand(-1, hidden.shape[1], -1)
             parts.append((matches.double() * logits[chunk].gather(2, index)).sum((1, 2)))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=ids.device)

@@ -11,28 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients.numerics import (
+    ProductFormat,
     compute_dtype,
     grams,
     guard_holds,
     is_away,
     is_tracing_graph,
     per_record_product,
+    product_format,
+    product_operands,
     row_squared_norms,
 )
 from sordino.gradients.rules.base import (
-    PIECE,
     TIMED_RECORDS,
     Kernel,
     LayerCall,
     LayerRule,
     Rounding,
-    additions,
+    alone_error,
     cheapest_kernel,
     chunk_records,
     gram_rounding,
     kernel_costs,
     layer_rule,
-    unit,
+    sum_error,
     weighted_product,
     weighted_sum,
 )
@@ -74,7 +76,7 @@ class LinearRule(LayerRule):
 
     def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
-        inputs, grads = use.saved[0], use.grad
+        inputs, grads = product_operands(use.saved[0], use.grad)
         if inputs.shape[:-1].numel() == use.records:
             total = row_squared_norms(grads)
             if "weight" in names:
@@ -89,16 +91,15 @@ class LinearRule(LayerRule):
     def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
         inputs, grads = num_positions(use)
-        return grads.sum(1) if name == "bias" else matrix_per_record_gradient(inputs, grads)
+        return _over_positions(grads) if name == "bias" else matrix_per_record_gradient(inputs, grads)
 
     def weighted_sums(
         self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """One matrix product for the weight, one matrix-vector product for the bias."""
         sums: dict[str, Tensor] = {}
-        dtype = compute_dtype(use.saved[0], use.grad)
-        weights = weights.to(dtype)
-        inputs, grads = use.saved[0].to(dtype), use.grad.to(dtype)
+        weights = weights.to(compute_dtype(use.saved[0], use.grad))
+        inputs, grads = product_operands(use.saved[0], use.grad)
         time_first = inputs.dim() == grads.dim() == 3 and all(
             x.transpose(0, 1).is_contiguous() for x in (inputs, grads)
         )
@@ -114,24 +115,29 @@ class LinearRule(LayerRule):
                 sums[name] = weighted_product(rows_g, rows_a, per_row)
             elif positions == 1:
                 # A record of one position is one term: it has no partial sums that could be longer than its gradient.
-                sums[name] = per_row @ rows_g
+                sums[name] = per_row @ rows_g.to(per_row.dtype)
+            elif is_away(rows_g) and not is_tracing_graph():
+                alone = grads.reshape(-1, use.records, grads.shape[-1]) if time_first else _positions(grads)
+                sums[name] = weights @ _over_positions(alone.transpose(0, 1) if time_first else alone)
             else:
                 sums[name] = weighted_product(rows_g, rows_g.new_ones(1).expand(len(rows_g), 1), per_row)[:, 0]
         return sums
 
     def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
         """One product for the sum, and for a norm that was not a ghost norm one more product per record."""
-        positions = self.terms(use)
+        positions, product = self.terms(use), use.product
         missing = set(names) - use.memo.keys()
-        if positions <= 1 or not missing:
+        if not missing or (positions <= 1 and not product.weighted):
             return None
-        rounds = additions(use.records * positions)
+        error = sum_error(product, use.records * positions)
+        if product.away:
+            # Biases are added up over a record's positions, then over records.
+            error = max(error, (positions + use.records + 2) * product.addition)
         squares = use.memo.get(GHOST_ROUNDING)
         if squares is None:
-            rounds += additions(positions)
+            error += alone_error(product, positions) if positions > 1 else 0
             squares = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
-        lengths = self.term_lengths(use, missing)
-        return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
+        return Rounding(squares=squares, length=error * self.term_lengths(use, missing))
 
     def terms(self, use: LayerCall) -> int:
         """Positions."""
@@ -144,11 +150,12 @@ class LinearRule(LayerRule):
             return known
         names = set(names)
         inputs = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        seen, grads = product_operands(use.saved[0], use.grad)
         if "weight" in names:
-            inputs += row_squared_norms(use.saved[0])
+            inputs += row_squared_norms(seen)
         # A bias is one more input that is always 1.
         inputs += self.terms(use) * _biases(use, names)
-        return inputs.mul_(row_squared_norms(use.grad)).sqrt_()
+        return inputs.mul_(row_squared_norms(grads)).sqrt_()
 
     def merge(self, uses: list[LayerCall], names: frozenset[str]) -> LayerCall | None:
         """Several calls are one call on all their positions: the sums over positions add up."""
@@ -172,10 +179,13 @@ def _for_rows(weights: Float[Tensor, " B"], positions: int, *, time_first: bool)
 
 
 def num_positions(use: LayerCall) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
-    """Inputs and output gradients of a linear layer with all middle dimensions as one, in the computing type."""
-    (inputs,), grads = use.saved, use.grad
-    dtype = compute_dtype(inputs, grads)
-    return _positions(inputs.to(dtype)), _positions(grads.to(dtype))
+    """Inputs and output gradients of a linear layer with all middle dimensions as one, as they are multiplied."""
+    inputs, grads = product_operands(use.saved[0], use.grad)
+    return _positions(inputs), _positions(grads)
+
+
+def _over_positions(grads: Float[Tensor, "B T p"]) -> Float[Tensor, "B p"]:
+    return grads.sum(1, dtype=compute_dtype(grads))
 
 
 def _positions(x: Float[Tensor, "B *T d"]) -> Float[Tensor, "B T d"]:
@@ -185,12 +195,15 @@ def _positions(x: Float[Tensor, "B *T d"]) -> Float[Tensor, "B T d"]:
     return x.reshape(x.shape[0], positions, x.shape[-1])
 
 
-def matrix_per_record_gradient(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, "B p d"]:
-    """``G^T A`` of each record, with sums over at most `PIECE` positions whose results are added."""
-    if inputs.shape[1] <= PIECE:
-        return per_record_product(grads, inputs)
-    pieces = zip(inputs.split(PIECE, dim=1), grads.split(PIECE, dim=1), strict=True)
-    first, *others = (per_record_product(g, a) for a, g in pieces)
+def matrix_per_record_gradient(
+    inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, kind: str = "matmul"
+) -> Float[Tensor, "B p d"]:
+    """``G^T A`` of each record, with sums over at most a piece of positions whose results are added."""
+    piece = product_format(inputs, grads).piece
+    if inputs.shape[1] <= piece:
+        return per_record_product(grads, inputs, kind=kind)
+    pieces = zip(inputs.split(piece, dim=1), grads.split(piece, dim=1), strict=True)
+    first, *others = (per_record_product(g, a, kind=kind) for a, g in pieces)
     for other in others:
         first += other
     return first
@@ -208,7 +221,8 @@ def matrix_squared_norms(
 
 def _kernel(use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], biases: int) -> Kernel:
     records, positions, width = inputs.shape
-    costs = kernel_costs(records, positions, width, grads.shape[2], low_memory=use.low_memory)
+    product = product_format(inputs, grads)
+    costs = kernel_costs(records, positions, width, grads.shape[2], low_memory=use.low_memory, product=product)
     if use.timings is None:
         return cheapest_kernel(costs)
 
@@ -232,7 +246,7 @@ def _by_kernel(
         return _ghost(use, inputs, grads, biases=biases)
     total = torch.zeros(len(inputs), dtype=torch.float64, device=grads.device)
     if biases:
-        use.memo["bias"] = grads.sum(1)
+        use.memo["bias"] = _over_positions(grads)
         total += biases * row_squared_norms(use.memo["bias"])
     if kernel == "stored":
         use.memo["weight"] = matrix_per_record_gradient(inputs, grads)
@@ -241,7 +255,7 @@ def _by_kernel(
 
 
 def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, " B"]:
-    step = chunk_records(inputs.shape[0], inputs.shape[2] * grads.shape[2])
+    step = chunk_records(inputs.shape[0], inputs.shape[2] * grads.shape[2], away=is_away(grads))
     parts = [
         row_squared_norms(matrix_per_record_gradient(a, g))
         for a, g in zip(inputs.split(step), grads.split(step), strict=True)
@@ -252,7 +266,8 @@ def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) ->
 def _ghost(
     use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
 ) -> Float[Tensor, " B"]:
-    step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2)
+    step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2, away=is_away(grads))
+    product = product_format(inputs, grads)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for a, g in zip(inputs.split(step), grads.split(step), strict=True):
         products = grams(a)
@@ -265,7 +280,7 @@ def _ghost(
             total = _norm_only(a, g)
             return total + biases * row_squared_norms(g.sum(1)), lengths.sqrt_()
 
-        parts.append(ghost_sum(products, g, exact, inputs=a.shape[2] + biases))
+        parts.append(ghost_sum(products, g, exact, product, inputs=a.shape[2] + biases))
     return keep_ghost(use, parts)
 
 
@@ -281,8 +296,10 @@ def ghost_sum(
     products: Float[Tensor, "B T T"],
     grads: Float[Tensor, "B T p"],
     exact: Callable[[Tensor], tuple[Float[Tensor, " b"], Float[Tensor, " b"]]],
+    product: ProductFormat,
     *,
     inputs: int,
+    kind: str = "matmul",
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """``Σ_{s,t} products[s, t]·⟨g_s, g_t⟩`` of each record, with what its rounding depends on.
 
@@ -295,16 +312,18 @@ def ghost_sum(
         products: inner products of the inputs at every two positions; overwritten.
         grads: output gradients.
         exact: squared norms, and lengths of the terms or more, of the records with the given indices.
+        product: how inner products are taken.
         inputs: how many products each entry of `products` adds up.
+        kind: of product, as of `row_products`.
 
     Returns:
         Per record the squared norm, how much more the true one can be, and ``Σ_t |a_t||g_t|``.
     """
-    own = grams(grads)
-    squares, lengths = gram_rounding(products, own, inputs=inputs, outputs=grads.shape[2])
+    own = grams(grads, kind=kind)
+    squares, lengths = gram_rounding(products, own, product, inputs=inputs, outputs=grads.shape[2])
     products *= own
     scale = products.diagonal(dim1=1, dim2=2).double().sum(1)
-    total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
+    total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(own.dtype).eps * scale
     if is_away(total) and not is_tracing_graph():
         return total.clamp_(min=0), squares, lengths
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
