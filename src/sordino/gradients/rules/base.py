@@ -289,7 +289,8 @@ def gram_rounding(
         (length + 2 + product.parts) * product.addition + product.formed for length in (inputs, outputs)
     )
     a, g = (products.diagonal(dim1=1, dim2=2).clamp(min=0).double() for products in (first, second))
-    of_first, of_second = (_matrix_norms(products) for products in (first, second))
+    of_first = _matrix_norms(first, a.sum(1) * (1 + 4 * of_inputs))
+    of_second = _matrix_norms(second, g.sum(1) * (1 + 4 * of_outputs))
     # One rounding more for the product of the entries; results below the smallest number are lost whole.
     squares = of_inputs * of_second * a.sum(1) + of_outputs * of_first * g.sum(1)
     a, g = a.sqrt(), g.sqrt()
@@ -297,16 +298,17 @@ def gram_rounding(
     return squares, (a * g).sum(1)
 
 
-def _matrix_norms(products: Float[Tensor, "B T T"]) -> Float[Tensor, " B"]:
+def _matrix_norms(products: Float[Tensor, "B T T"], most: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """The norm of each record's matrix, in float64; away from the processor a little more.
 
     There squares are taken in single precision: a sum along a tree is off by far less than 2⁻¹⁶, and an entry whose
-    square is below the smallest number counts as 2⁻⁶³.
+    square is below the smallest number counts as 2⁻⁶³. Where squares leave the range of single precision, the norm is
+    at most the sum of the diagonal, with its rounding: `most`.
     """
     if not is_away(products) or is_tracing_graph():
         return row_squared_norms(products).sqrt_()
     norms = torch.linalg.vector_norm(products.flatten(1), dim=1).double()
-    return norms.mul_(1 + 2.0**-16).add_(products.shape[1] * 2.0**-63)
+    return torch.minimum(norms.mul_(1 + 2.0**-16).add_(products.shape[1] * 2.0**-63), most)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
