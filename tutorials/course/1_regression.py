@@ -200,6 +200,35 @@ axes.legend(frameon=False, loc="upper left")
 _ = axes.set_title("Mean negative log-likelihood of being married", loc="left")
 
 # %% [markdown]
+# The noise of descent, along its way: the length of the clipped gradient that each step follows, and that of the noise
+# that is added to it. Where the first falls below the second the path stops going down and wanders around its end.
+
+# %%
+figure, axes = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
+noisy = paths[f"clipped, with noise: ε = {spent:.2f}"]
+residuals = sigmoid(noisy @ rows.T) - town_married  # (steps + 1, records)
+lengths = np.abs(residuals) * np.linalg.norm(rows, axis=1)
+clipped = (residuals * np.minimum(1, 0.5 / np.maximum(lengths, 1e-12))) @ rows / len(rows)
+signal = np.linalg.norm(clipped[:-1], axis=1)
+# What a step added beyond its clipped gradient: (θ_t − θ_t+1)/η − gradient, with η = 1.5.
+added = np.linalg.norm((noisy[:-1] - noisy[1:]) / 1.5 - clipped[:-1], axis=1)
+axes.plot(signal, color=METHOD_COLOURS[0], linewidth=2, label="clipped gradient")
+axes.plot(added, color=METHOD_COLOURS[3], linewidth=1, label="noise of the step")
+axes.axhline(
+    130 * 0.5 / 2000 * np.sqrt(np.pi / 2), color=METHOD_COLOURS[3], linestyle=(0, (5, 3)), label="its expected length"
+)
+axes.set_yscale("log")
+axes.set_yticks([0.001, 0.01, 0.1], ["0.001", "0.01", "0.1"])
+axes.minorticks_off()
+axes.set_xlabel("steps", loc="right")
+axes.set_ylabel("length")
+axes.legend(frameon=False)
+_ = axes.set_title("Gradient and noise along the noisy path", loc="left")
+print(
+    f"mean length of the noise {added.mean():.4f}; gradient {signal[:10].mean():.4f} at first, {signal[-10:].mean():.4f} at the end"
+)
+
+# %% [markdown]
 # **Tempting:** "clipping only slows descent, so a small C with more steps is as good". Refuted: after twenty times the
 # steps the clipped path still ends far from the optimum, at the minimum of another function.
 
