@@ -43,7 +43,7 @@ def exact_for_two_steps(at: float, m: float, removing: bool) -> float:
 def test_two_steps_are_a_double_integral(m, at, removing):
     truth = exact_for_two_steps(at, m, removing)
     law = RandomAllocationPLD(steps=2, shift=m, removing=removing)
-    lower, upper = pld_delta([RepeatedPLD(law=law, count=1)], at)
+    lower, upper = pld_delta([RepeatedPLD(pld=law, count=1)], at)
     assert lower <= truth * (1 + 1e-9) + 1e-15
     assert truth * (1 - 1e-9) - 1e-15 <= upper
     assert upper <= 1.003 * truth + 1e-9

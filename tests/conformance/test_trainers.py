@@ -60,7 +60,7 @@ CANNOT_BE_SAID = {
     "refused: the learning rate is set from the batch": OWN_LOOP,
     "refused: the weight decay is set from the batch": OWN_LOOP,
     "refused: the momentum is set from the batch": OWN_LOOP,
-    "refused: a sampler whose law is not known": OWN_OPTION,
+    "refused: a sampler whose distribution is not known": OWN_OPTION,
     "the divisor is public": OWN_OPTION,
     "the optimizer built first is private or refuses": OWN_STEP,
     "twenty records at rate 1/20 make twenty steps, the empty ones of noise alone": BESIDE,

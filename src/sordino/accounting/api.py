@@ -268,7 +268,7 @@ def _ask(
 
 def _supports(known: Accountant, event: Event, neighboring_relation: NeighboringRelation) -> bool:
     try:
-        with double_precision("the event's law"):
+        with double_precision("the event's distribution"):
             return known.supports(event, neighboring_relation)
     except AccountingError:
         return False
@@ -305,7 +305,7 @@ def _with_truncation(
     neighboring_relation: NeighboringRelation,
     chosen: Accountant | None,
 ) -> Interval:
-    """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's law moved by at most β in total variation."""
+    """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's distribution moved by at most β in total variation."""
     guess = 0.0
     for _ in range(60):
         room = delta - truncated * (1 + math.exp(min(guess, 700.0)))

@@ -62,7 +62,7 @@ def step_parameters(event: Event, neighboring_relation: NeighboringRelation) -> 
             return sampled_epsilon(epsilon, event.sample_rate), event.sample_rate * delta
         case RepeatAndSelect() if event.distribution != "poisson":
             # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
-            # orders. With probability ≤ E[K]·δ some run shows all; the law of K given that none does is of its kind.
+            # orders. With probability ≤ E[K]·δ some run shows all; K given that none does has one of its kind.
             parts = parameters(event.event, neighboring_relation)
             shape = 0.0 if event.distribution == "threshold" else event.shape
             lost = max(1.0, event.mean) * math.fsum(count * delta for _, delta, count in parts) * (1 + 1e-9)
@@ -126,9 +126,9 @@ class OptimalCompositionAccountant:
         """Steps with an (ε, δ)."""
         return _supported(event, neighboring_relation)
 
-    def _laws(self, event: Event, neighboring_relation: NeighboringRelation) -> list[RepeatedPLD]:
+    def _plds(self, event: Event, neighboring_relation: NeighboringRelation) -> list[RepeatedPLD]:
         return [
-            RepeatedPLD(law=approximate_pld(epsilon, delta), count=count)
+            RepeatedPLD(pld=approximate_pld(epsilon, delta), count=count)
             for epsilon, delta, count in parameters(event, neighboring_relation)
         ]
 
@@ -137,14 +137,14 @@ class OptimalCompositionAccountant:
 
     def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """By the pairs' loss distribution."""
-        lower, upper = pld_epsilon(self._laws(event, neighboring_relation), delta)
+        lower, upper = pld_epsilon(self._plds(event, neighboring_relation), delta)
         return Interval(
             lower=lower if self._exact(event, neighboring_relation) else 0.0, upper=upper, accountant=self.name
         )
 
     def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """By the pairs' loss distribution."""
-        lower, upper = pld_delta(self._laws(event, neighboring_relation), epsilon)
+        lower, upper = pld_delta(self._plds(event, neighboring_relation), epsilon)
         return Interval(
             lower=lower if self._exact(event, neighboring_relation) else 0.0, upper=upper, accountant=self.name
         )

@@ -221,7 +221,7 @@ class EqualStepsIntegral:
         return np.exp(np.minimum((fixed[:, None] + np.multiply.outer(self._shift * self._alphas, u)).min(axis=0), 0.0))
 
     def _summed(self) -> bool:
-        """K at the line and at its guard, with their errors; the tilted law's mean and the rounding of φ."""
+        """K at the line and at its guard, with their errors; the tilted distribution's mean and the rounding of φ."""
         guard = self._course.guard
         a = np.array([[self._a], [guard + 1 if self._removing else -guard]])
         exponent = a * self._loss

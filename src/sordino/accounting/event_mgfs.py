@@ -395,42 +395,42 @@ def _sums(weights: FloatArray, terms: ComplexArray) -> ComplexArray:
 class DiscreteMGF:
     """K(s) = log Σ p_i e^{s L_i}."""
 
-    law: DiscretePLD
+    pld: DiscretePLD
     decays: bool = False
 
     @property
     def largest_loss(self) -> float:
         """The largest atom."""
-        return self.law.losses[-1]
+        return self.pld.losses[-1]
 
     def moments(self, lam: float, *, certified: bool = True) -> CumulantValues:  # noqa: ARG002
         """Exact up to rounding."""
-        return DiscreteCharacteristicFunction(law=self.law, lam=lam).moments
+        return DiscreteCharacteristicFunction(pld=self.pld, lam=lam).moments
 
     def line(self, lam: float, largest_u: float, tolerance: float) -> "DiscreteCharacteristicFunction":  # noqa: ARG002
         """The tilted atoms."""
-        return DiscreteCharacteristicFunction(law=self.law, lam=lam)
+        return DiscreteCharacteristicFunction(pld=self.pld, lam=lam)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteCharacteristicFunction:
     """Atoms tilted by e^{λL}."""
 
-    law: DiscretePLD
+    pld: DiscretePLD
     lam: float
 
     @property
     def size(self) -> int:
         """Number of atoms."""
-        return len(self.law.losses)
+        return len(self.pld.losses)
 
     @cached_property
     def _losses(self) -> FloatArray:
-        return np.array(self.law.losses)
+        return np.array(self.pld.losses)
 
     @cached_property
     def _tilted(self) -> tuple[FloatArray, float]:
-        exponent = self.lam * self._losses + np.log(np.array(self.law.masses))
+        exponent = self.lam * self._losses + np.log(np.array(self.pld.masses))
         peak = float(exponent.max())
         weights = np.exp(exponent - peak)
         total = float(weights.sum())

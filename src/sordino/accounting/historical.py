@@ -66,7 +66,7 @@ class HeuristicEstimate:
 
 _SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _SLACK = 1e-12  # kept back from δ, against the rounding of its own split
-_LARGEST_LAWS = 64
+_MAX_STEPS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,9 @@ def _parts(steps: EventCounts, neighboring_relation: NeighboringRelation) -> _Pa
                 gaussian.append((event.sample_rate, event.event.noise_multiplier, count))
             case _:
                 known.append((*step_parameters(event, neighboring_relation), count))
-    if len(gaussian) > _LARGEST_LAWS:
+    if len(gaussian) > _MAX_STEPS:
         raise AccountingError(
-            f"advanced composition must be given ≤ {_LARGEST_LAWS} distinct Gaussian steps, got {len(gaussian)}. "
+            f"advanced composition must be given ≤ {_MAX_STEPS} distinct Gaussian steps, got {len(gaussian)}. "
             "Use the contour accountant."
         )
     return _Parts(known=known, gaussian=gaussian)

@@ -150,7 +150,7 @@ class LaplaceMGF:
         return 1 / self.scale
 
     def moments(self, lam: float, *, certified: bool = True) -> CumulantValues:  # noqa: ARG002
-        """K by the closed form with e^{λ/b} factored out; derivatives from the exact tilted law."""
+        """K by the closed form with e^{λ/b} factored out; derivatives from the exact tilted distribution."""
         top = 1 / self.scale
         upper, lower, inner = self._masses(lam)
         total = upper + lower + inner

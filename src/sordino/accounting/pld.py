@@ -1,6 +1,6 @@
 """The certified PLD accountant: lattice losses from above and from below, composed by a tilted FFT.
 
-It answers for every event whose loss has a law here: with atoms (Laplace, randomized response, discrete noise,
+It answers for every event whose loss has a distribution here: with atoms (Laplace, randomized response, discrete noise,
 (ε, δ)), with few steps, or mixed. The lattice's step is refined until the interval is narrow or the work runs out.
 """
 
@@ -54,7 +54,7 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 # Compositions of losses with few values, exactly: binomial sums instead of a lattice.
 #
-# k uses of a law with two losses a < b are k + 1 losses ia + (k − i)b with binomial masses (Kairouz, Oh and Viswanath
+# k uses of a PLD with two losses a < b are k + 1 losses ia + (k − i)b with binomial masses (Kairouz, Oh and Viswanath
 # 2015, theorem 3.3, for pure mechanisms); k uses of one with equally spaced losses are a power of a polynomial. All
 # terms are positive, so that sums keep their relative accuracy at every δ.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ class FewAtoms:
         return invert_privacy_profile(self.bounds, delta)
 
 
-def few_atoms(laws: Sequence[tuple[object, int]]) -> FewAtoms | None:
-    """The composition of (law, count), when it is one of few losses; None otherwise."""
+def few_atoms(plds: Sequence[tuple[object, int]]) -> FewAtoms | None:
+    """The composition of (distribution, count), when it is one of few losses; None otherwise."""
     parts: list[tuple[FloatArray, FloatArray]] = []
     size, error, scale = 1, 0.0, 0.0
     kept = 0.0
-    for law, count in laws:
-        atoms = _atoms(law)
+    for pld, count in plds:
+        atoms = _atoms(pld)
         if atoms is None or count > _LARGEST_COMPOSED:
             return None
         losses, masses, infinite = atoms
@@ -131,16 +131,16 @@ def few_atoms(laws: Sequence[tuple[object, int]]) -> FewAtoms | None:
     return FewAtoms(losses, masses, infinite=infinite, error=error, shift=16 * UNIT_ROUNDOFF * scale)
 
 
-def _atoms(law: object) -> tuple[FloatArray, FloatArray, float] | None:
+def _atoms(pld: object) -> tuple[FloatArray, FloatArray, float] | None:
     """Losses ascending, their masses under P, and the mass at ∞."""
-    if isinstance(law, DiscretePLD):
-        return np.array(law.losses), np.array(law.masses), law.infinite
-    if isinstance(law, PoissonSampledPLD) and isinstance(law.base, DiscretePLD) and law.base.infinite == 0:
-        losses, p = np.array(law.base.losses), np.array(law.base.masses)
-        carried = np.array([law.forward(float(loss)) for loss in losses])
+    if isinstance(pld, DiscretePLD):
+        return np.array(pld.losses), np.array(pld.masses), pld.infinite
+    if isinstance(pld, PoissonSampledPLD) and isinstance(pld.base, DiscretePLD) and pld.base.infinite == 0:
+        losses, p = np.array(pld.base.losses), np.array(pld.base.masses)
+        carried = np.array([pld.forward(float(loss)) for loss in losses])
         if not np.all(np.isfinite(carried)):
             return None
-        mixed = (1 - law.sample_rate) * p * np.exp(-losses) + law.sample_rate * p if law.removing else p
+        mixed = (1 - pld.sample_rate) * p * np.exp(-losses) + pld.sample_rate * p if pld.removing else p
         return carried, mixed, 0.0
     return None
 
@@ -180,27 +180,27 @@ def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArr
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedPLD:
-    """One law, `count` times."""
+    """One distribution, `count` times."""
 
-    law: DominatingPair
+    pld: DominatingPair
     count: int
 
 
 def pld_directions(
     steps: EventCounts, neighboring_relation: NeighboringRelation
 ) -> tuple[tuple[RepeatedPLD, ...], ...]:
-    """The laws of all steps, once for each direction; symmetric steps stand in both.
+    """The distributions of all steps, once for each direction; symmetric steps stand in both.
 
     Raises:
-        UnsupportedEvent: a step has no law under this relation, or more losses than can be listed.
+        UnsupportedEvent: a step has no distribution under this relation, or more losses than can be listed.
     """
     found = composed_pairs(steps, neighboring_relation)
     for side in found:
-        for law, _ in side:
-            base = law.base if isinstance(law, PoissonSampledPLD) else law
+        for pld, _ in side:
+            base = pld.base if isinstance(pld, PoissonSampledPLD) else pld
             if isinstance(base, DiscreteGaussianPLD):
                 base.require_listable()
-    return tuple(tuple(RepeatedPLD(law=law, count=count) for law, count in side) for side in found)
+    return tuple(tuple(RepeatedPLD(pld=pld, count=count) for pld, count in side) for side in found)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,90 +213,90 @@ _RESOLUTION = 1e-9  # of ε on one lattice, relative
 _LARGEST_EPSILON = 1e15
 _NARROW = 1e-4
 _EXACT = 1e-9
-_LARGEST_LAWS = 64
+_MAX_DISTINCT_STEPS = 64
 _LEFT_OUT = 1e3
 _BEYOND = 3e4
 
 
-def _log_tail(laws: Sequence[RepeatedPLD], log_delta: float) -> float:
+def _log_tail(plds: Sequence[RepeatedPLD], log_delta: float) -> float:
     """How much of an allocation may be left out in each use: little against δ."""
-    uses = sum(law.count for law in laws if isinstance(law.law, RandomAllocationPLD))
+    uses = sum(pld.count for pld in plds if isinstance(pld.pld, RandomAllocationPLD))
     return max(log_delta, -600.0) - math.log(_LEFT_OUT * max(1, uses))
 
 
-def _narrowed(laws: Sequence[RepeatedPLD], log_delta: float) -> list[RepeatedPLD]:
+def _narrowed(plds: Sequence[RepeatedPLD], log_delta: float) -> list[RepeatedPLD]:
     """Mixtures cut where their tails are little against δ: with rare large losses the lattice is finer by far."""
-    uses = math.fsum(law.count for law in laws)
+    uses = math.fsum(pld.count for pld in plds)
     log_mass = max(log_delta, -600.0) - math.log(_BEYOND * max(1.0, uses))
-    return [replace(step, law=_cut(step.law, log_mass)) for step in laws]
+    return [replace(step, pld=_cut(step.pld, log_mass)) for step in plds]
 
 
-def _cut(law: DominatingPair, log_mass: float) -> DominatingPair:
-    """The law with a reach beyond which P has no more than this mass; what lies beyond is still counted."""
-    if isinstance(law, PointwiseMaxPLD):
-        parts = [_cut(part, log_mass) for part in (law.positive, law.negative)]
-        return replace(law, positive=parts[0], negative=parts[1])
-    if isinstance(law, AveragedPLD | GaussianMixturePLD):
-        return law.cut(log_mass)
-    if isinstance(law, PoissonSampledPLD):
-        return replace(law, base=_cut(law.base, log_mass))
-    if isinstance(law, DiscreteGaussianPLD):
+def _cut(pld: DominatingPair, log_mass: float) -> DominatingPair:
+    """The distribution with a reach beyond which P has no more than this mass; what lies beyond is still counted."""
+    if isinstance(pld, PointwiseMaxPLD):
+        parts = [_cut(part, log_mass) for part in (pld.positive, pld.negative)]
+        return replace(pld, positive=parts[0], negative=parts[1])
+    if isinstance(pld, AveragedPLD | GaussianMixturePLD):
+        return pld.cut(log_mass)
+    if isinstance(pld, PoissonSampledPLD):
+        return replace(pld, base=_cut(pld.base, log_mass))
+    if isinstance(pld, DiscreteGaussianPLD):
         # P(|X| > tσ) < 2 e^{−t²/2} by the Gaussian's moments; more than that many deviations leave the doubles.
-        return replace(law, reach=min(37.0, math.sqrt(2 * (1 - log_mass))))
-    return law
+        return replace(pld, reach=min(37.0, math.sqrt(2 * (1 - log_mass))))
+    return pld
 
 
-def _support(law: DominatingPair, log_tail: float) -> tuple[float, float]:
-    return allocation_support(law, log_tail) if isinstance(law, RandomAllocationPLD) else law.support
+def _support(pld: DominatingPair, log_tail: float) -> tuple[float, float]:
+    return allocation_support(pld, log_tail) if isinstance(pld, RandomAllocationPLD) else pld.support
 
 
-def _lattices(law: DominatingPair, step: float, log_tail: float) -> tuple[DiscretizedPLD, DiscretizedPLD]:
-    if isinstance(law, RandomAllocationPLD):
-        return allocation_lattices(law, step, log_tail)
-    return optimistic_discretization(law, step), pessimistic_discretization(law, step)
+def _lattices(pld: DominatingPair, step: float, log_tail: float) -> tuple[DiscretizedPLD, DiscretizedPLD]:
+    if isinstance(pld, RandomAllocationPLD):
+        return allocation_lattices(pld, step, log_tail)
+    return optimistic_discretization(pld, step), pessimistic_discretization(pld, step)
 
 
-def _steps(laws: Sequence[RepeatedPLD], points: int, log_tail: float) -> float:
-    """A lattice step that puts the widest law on about `points` points, with atoms on the lattice where possible."""
-    supports = [_support(law.law, log_tail) for law in laws]
+def _steps(plds: Sequence[RepeatedPLD], points: int, log_tail: float) -> float:
+    """A lattice step that puts the widest PLD on about `points` points, with atoms on the lattice where possible."""
+    supports = [_support(pld.pld, log_tail) for pld in plds]
     widest = max(high - low for low, high in supports)
     step = max(widest, 1e-12) / points
-    # An atom far below a step would ask for as many points as it goes into the widest law.
-    atoms = [abs(atom) for law in laws for atom in law.law.atoms if abs(atom) >= step]
+    # An atom far below a step would ask for as many points as it goes into the widest distribution.
+    atoms = [abs(atom) for pld in plds for atom in pld.pld.atoms if abs(atom) >= step]
     return min(atoms) / round(min(atoms) / step) if atoms else step
 
 
-def _composed(laws: Sequence[RepeatedPLD], step: float, log_delta: float) -> tuple[ComposedPLD, ComposedPLD]:
-    pairs = [(_lattices(law.law, step, _log_tail(laws, log_delta)), law.count) for law in laws]
-    lower = [RepeatedDiscretizedPLD(law=pair[0], count=count) for pair, count in pairs]
-    upper = [RepeatedDiscretizedPLD(law=pair[1], count=count) for pair, count in pairs]
+def _composed(plds: Sequence[RepeatedPLD], step: float, log_delta: float) -> tuple[ComposedPLD, ComposedPLD]:
+    pairs = [(_lattices(pld.pld, step, _log_tail(plds, log_delta)), pld.count) for pld in plds]
+    lower = [RepeatedDiscretizedPLD(pld=pair[0], count=count) for pair, count in pairs]
+    upper = [RepeatedDiscretizedPLD(pld=pair[1], count=count) for pair, count in pairs]
     return ComposedPLD(lower, log_delta), ComposedPLD(upper, log_delta)
 
 
-def _check_not_too_many(laws: Sequence[RepeatedPLD]) -> None:
-    if len(laws) > _LARGEST_LAWS:
+def _check_not_too_many(plds: Sequence[RepeatedPLD]) -> None:
+    if len(plds) > _MAX_DISTINCT_STEPS:
         raise AccountingError(
-            f"the pld accountant must be given ≤ {_LARGEST_LAWS} distinct steps, got {len(laws)}. "
+            f"the pld accountant must be given ≤ {_MAX_DISTINCT_STEPS} distinct steps, got {len(plds)}. "
             "Use the contour or rdp accountant."
         )
 
 
-def _slack(laws: Sequence[RepeatedPLD], log_tail: float) -> float:
+def _slack(plds: Sequence[RepeatedPLD], log_tail: float) -> float:
     """Rounding of losses themselves: positions of edges and atoms, T times."""
-    return math.fsum(law.count * 1e-15 * max(abs(end) for end in _support(law.law, log_tail)) for law in laws)
+    return math.fsum(pld.count * 1e-15 * max(abs(end) for end in _support(pld.pld, log_tail)) for pld in plds)
 
 
-def pld_epsilon(laws: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
+def pld_epsilon(plds: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
     """Certified bounds on ε at δ of one direction; no finer than it takes to see that ε is at most `floor`."""
-    exact = few_atoms([(step.law, step.count) for step in laws])
+    exact = few_atoms([(step.pld, step.count) for step in plds])
     if exact is not None:
         return exact.epsilon(delta)
-    _check_not_too_many(laws)
-    best = _from_largest(laws, delta)
-    laws = _narrowed(laws, math.log(delta))
-    tail = _log_tail(laws, math.log(delta))
-    slack = _slack(laws, tail)
-    infinite = -math.expm1(math.fsum(law.count * math.log1p(-law.law.infinite) for law in laws))
+    _check_not_too_many(plds)
+    best = _from_largest(plds, delta)
+    plds = _narrowed(plds, math.log(delta))
+    tail = _log_tail(plds, math.log(delta))
+    slack = _slack(plds, tail)
+    infinite = -math.expm1(math.fsum(pld.count * math.log1p(-pld.pld.infinite) for pld in plds))
     if infinite > delta:
         return math.inf, math.inf
     refusal: AccountingError | None = None
@@ -305,7 +305,7 @@ def pld_epsilon(laws: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0
     # A lattice is finer than the largest losses, unless these leave no room at all.
     while math.isinf(best[1]) or best[1] - best[0] > _EXACT * best[1]:
         try:
-            lower, upper = _composed(laws, _steps(laws, points, tail), math.log(delta))
+            lower, upper = _composed(plds, _steps(plds, points, tail), math.log(delta))
             high = _upper_end(upper, delta, best)
             low = _lower_end(lower, delta, high)
         except AccountingError as error:
@@ -327,23 +327,23 @@ def pld_epsilon(laws: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0
     return max(0.0, best[0]), best[1]
 
 
-def _from_largest(laws: Sequence[RepeatedPLD], delta: float) -> tuple[float, float]:
+def _from_largest(plds: Sequence[RepeatedPLD], delta: float) -> tuple[float, float]:
     """Bounds on ε from the largest losses alone, where they are finite and carry mass: the lattice starts from them."""
     top, log_mass, found = 0.0, 0.0, []
-    for step in laws:
-        law = step.law
+    for step in plds:
+        pld = step.pld
         if (
-            isinstance(law, RandomAllocationPLD | GaussianMixturePLD | PointwiseMaxPLD | AveragedPLD)
-            or law.infinite > 0
+            isinstance(pld, RandomAllocationPLD | GaussianMixturePLD | PointwiseMaxPLD | AveragedPLD)
+            or pld.infinite > 0
         ):
             return 0.0, math.inf
-        if not law.atoms or not math.isfinite(law.support[1]) or isinstance(law, DiscreteGaussianPLD):
+        if not pld.atoms or not math.isfinite(pld.support[1]) or isinstance(pld, DiscreteGaussianPLD):
             return 0.0, math.inf
-        if isinstance(law, PoissonSampledPLD) and not isinstance(law.base, DiscretePLD | LaplacePLD):
+        if isinstance(pld, PoissonSampledPLD) and not isinstance(pld.base, DiscretePLD | LaplacePLD):
             return 0.0, math.inf
-        largest = law.support[1]
+        largest = pld.support[1]
         just_below = largest - 1e-12 * abs(largest)
-        mass = float(law.upper(np.array([just_below]))[0][0])
+        mass = float(pld.upper(np.array([just_below]))[0][0])
         top += step.count * largest
         log_mass += step.count * (math.log(mass) - 1e-14) if mass > 0 else -math.inf
         found.append(step.count * just_below)
@@ -403,25 +403,25 @@ def _pinned(excess: Callable[[float], float], low: float, high: float) -> tuple[
     return low, high
 
 
-def pld_delta(laws: Sequence[RepeatedPLD], epsilon: float) -> tuple[float, float]:
+def pld_delta(plds: Sequence[RepeatedPLD], epsilon: float) -> tuple[float, float]:
     """Certified bounds on δ(ε) of one direction."""
-    exact = few_atoms([(step.law, step.count) for step in laws])
+    exact = few_atoms([(step.pld, step.count) for step in plds])
     if exact is not None:
         return exact.bounds(epsilon)
-    _check_not_too_many(laws)
+    _check_not_too_many(plds)
     best = 0.0, 1.0
     refusal: AccountingError | None = None
     log_delta = math.log(1e-6)
     points = _POINTS[0]
     for _ in range(4):
         try:
-            laws = _narrowed(laws, log_delta)
-            tail = _log_tail(laws, log_delta)
-            lower, upper = _composed(laws, _steps(laws, points, tail), log_delta)
+            plds = _narrowed(plds, log_delta)
+            tail = _log_tail(plds, log_delta)
+            lower, upper = _composed(plds, _steps(plds, points, tail), log_delta)
         except AccountingError as error:
             refusal = error
             break
-        slack = _slack(laws, tail)
+        slack = _slack(plds, tail)
         low, high = lower.bounds(epsilon + slack)[0], upper.bounds(max(0.0, epsilon - slack))[1]
         best = max(best[0], low), min(best[1], high)
         if best[1] - best[0] <= _NARROW * best[1] or points >= _POINTS[1]:
@@ -439,13 +439,13 @@ class PldCurve:
     Each tilt's bound holds at every ε and is tight near its own δ; the smallest is taken.
     """
 
-    def __init__(self, laws: Sequence[RepeatedPLD], points: int = 1 << 13) -> None:
-        _check_not_too_many(laws)
-        tail = _log_tail(laws, math.log(1e-7))
-        step = _steps(laws, points, tail)
-        upper = [RepeatedDiscretizedPLD(law=_lattices(law.law, step, tail)[1], count=law.count) for law in laws]
+    def __init__(self, plds: Sequence[RepeatedPLD], points: int = 1 << 13) -> None:
+        _check_not_too_many(plds)
+        tail = _log_tail(plds, math.log(1e-7))
+        step = _steps(plds, points, tail)
+        upper = [RepeatedDiscretizedPLD(pld=_lattices(pld.pld, step, tail)[1], count=pld.count) for pld in plds]
         self._tilts = [ComposedPLD(upper, log_delta) for log_delta in (-0.7, -5.0, -14.0, -40.0)]
-        self._slack = _slack(laws, tail)
+        self._slack = _slack(plds, tail)
 
     def __call__(self, epsilon: float) -> float:
         """Upper bound on δ(ε), ε ≥ 0."""
@@ -465,7 +465,7 @@ class PLDAccountant:
     automatic: bool = True
 
     def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        """Every event whose steps have a law under the relation."""
+        """Every event whose steps have a distribution under the relation."""
         try:
             return bool(pld_directions(flatten(event, neighboring_relation), neighboring_relation))
         except UnsupportedEvent:
@@ -474,14 +474,14 @@ class PLDAccountant:
     def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Certified interval for ε at δ."""
         bounds: list[tuple[float, float]] = []
-        for laws in pld_directions(flatten(event, neighboring_relation), neighboring_relation):
-            bounds.append(pld_epsilon(laws, delta, floor=max((low for low, _ in bounds), default=0.0)))
+        for plds in pld_directions(flatten(event, neighboring_relation), neighboring_relation):
+            bounds.append(pld_epsilon(plds, delta, floor=max((low for low, _ in bounds), default=0.0)))
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)
 
     def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Certified interval for δ at ε."""
         bounds = [
-            pld_delta(laws, epsilon)
-            for laws in pld_directions(flatten(event, neighboring_relation), neighboring_relation)
+            pld_delta(plds, epsilon)
+            for plds in pld_directions(flatten(event, neighboring_relation), neighboring_relation)
         ]
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)

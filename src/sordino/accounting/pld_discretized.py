@@ -69,10 +69,10 @@ class DiscretizedPLD:
 
 
 def _differences(
-    law: PrivacyLossDistribution, edges: FloatArray
+    pld: PrivacyLossDistribution, edges: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """P- and Q-mass of each (edge_i, edge_{i+1}], and bounds on their errors."""
-    above, below = law.upper(edges), law.lower(edges)
+    above, below = pld.upper(edges), pld.lower(edges)
     results: list[FloatArray] = []
     for right, left in zip(above, below, strict=True):
         use_right = right[:-1] <= left[1:]
@@ -82,17 +82,17 @@ def _differences(
     return results[0], results[1], results[2], results[3]
 
 
-def _span(law: PrivacyLossDistribution, step: float) -> tuple[int, int]:
+def _span(pld: PrivacyLossDistribution, step: float) -> tuple[int, int]:
     # One point to spare at each end: an atom that rounding puts just beyond the last point would count as infinite.
-    low, high = law.support
+    low, high = pld.support
     return math.floor(low / step - 1e-6) - 1, math.ceil(high / step + 1e-6) + 1
 
 
-def pessimistic_discretization(law: PrivacyLossDistribution, step: float) -> DiscretizedPLD:
-    """A lattice law whose δ is at least the law's at every ε, also after composition."""
-    first, last = _span(law, step)
+def pessimistic_discretization(pld: PrivacyLossDistribution, step: float) -> DiscretizedPLD:
+    """A lattice distribution whose δ is at least the distribution's at every ε, also after composition."""
+    first, last = _span(pld, step)
     edges = step * np.arange(first, last + 1, dtype=np.float64)
-    p, p_error, q, q_error = _differences(law, edges)
+    p, p_error, q, q_error = _differences(pld, edges)
     start = edges[:-1]
     growth = np.exp(np.minimum(start, 700.0))
     scale = -math.expm1(-step)
@@ -102,9 +102,9 @@ def pessimistic_discretization(law: PrivacyLossDistribution, step: float) -> Dis
     masses = np.zeros(edges.size)
     masses[:-1] += p - up
     masses[1:] += up + p_error
-    masses[0] += float(law.lower(edges[:1])[0][0])
-    beyond = float(law.upper(edges[-1:])[0][0])
-    return DiscretizedPLD(step=step, first=first, masses=masses, infinite=min(1.0, law.infinite + beyond * (1 + 1e-12)))
+    masses[0] += float(pld.lower(edges[:1])[0][0])
+    beyond = float(pld.upper(edges[-1:])[0][0])
+    return DiscretizedPLD(step=step, first=first, masses=masses, infinite=min(1.0, pld.infinite + beyond * (1 + 1e-12)))
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,16 @@ class _Pieces:
         return _Pieces(self.p * (1 - taken), self.q * (1 - taken))
 
 
-def optimistic_discretization(law: PrivacyLossDistribution, step: float) -> DiscretizedPLD:
-    """A lattice law whose δ is at most the law's at every ε, also after composition."""
-    first, last = _span(law, step)
+def optimistic_discretization(pld: PrivacyLossDistribution, step: float) -> DiscretizedPLD:
+    """A lattice distribution whose δ is at most the distribution's at every ε, also after composition."""
+    first, last = _span(pld, step)
     halves = step / 2 * np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64)
-    p, q = _lessened(law, halves)
+    p, q = _lessened(pld, halves)
     shift = _heaviest(p, q, step * np.arange(first, last + 1, dtype=np.float64))
     edges = halves - shift
     if shift != 0:
-        p, q = _lessened(law, edges)
-    beyond = float(law.upper(edges[-1:])[0][0]) * (1 - 1e-12)
+        p, q = _lessened(pld, edges)
+    beyond = float(pld.upper(edges[-1:])[0][0]) * (1 - 1e-12)
     # Half bins: `below` ends at its point and `above` begins there.
     points = step * np.arange(first - 1, last + 1, dtype=np.float64) - shift
     masses = np.zeros(points.size)
@@ -147,7 +147,7 @@ def optimistic_discretization(law: PrivacyLossDistribution, step: float) -> Disc
     masses += left.p
     masses[-1] += beyond
     masses *= 1 - 64 * UNIT_ROUNDOFF
-    return DiscretizedPLD(step=step, first=first - 1, masses=masses, infinite=law.infinite, shift=shift)
+    return DiscretizedPLD(step=step, first=first - 1, masses=masses, infinite=pld.infinite, shift=shift)
 
 
 def _offered(left: _Pieces, points: FloatArray, masses: FloatArray, step: float, width: int) -> _Pieces:
@@ -199,9 +199,9 @@ def _lowered(left: _Pieces, points: FloatArray, masses: FloatArray, step: float)
     return left.without(np.append(0.0, above))
 
 
-def _lessened(law: PrivacyLossDistribution, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _lessened(pld: PrivacyLossDistribution, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
     """P-masses between edges, and Q-masses, each with its error on the unfavorable side."""
-    p, p_error, q, q_error = _differences(law, edges)
+    p, p_error, q, q_error = _differences(pld, edges)
     return np.maximum(p - p_error, 0.0), q + q_error
 
 
@@ -262,7 +262,7 @@ def _merged(
     )
 
 
-# ── laws that are already many atoms ────────────────────────────────────────────────────────────────────────
+# ── distributions that are already many atoms ────────────────────────────────────────────────────────────────────────
 
 
 def spread(loss: FloatArray, p: FloatArray, step: float, infinite: float, uncertain: float) -> DiscretizedPLD:
@@ -311,7 +311,7 @@ def _common_shift(gap: FloatArray, p: FloatArray, step: float) -> float:
 #
 # An untilted FFT of a loss distribution has an error floor of about 1e-16 of its peak, which swamps δ below 1e-13 and
 # grows with the number of steps. Here every step's mass is first tilted, p_i e^{λ l_i − K(λ)}, with λ at the saddle of
-# the δ asked for: the composed law then peaks where it is needed, and the error is relative to δ.
+# the δ asked for: the composed distribution then peaks where it is needed, and the error is relative to δ.
 #
 # Errors, all added to the bounds (`N` points, T steps):
 #
@@ -330,9 +330,9 @@ _WRAP = 1e-11  # tilted mass outside the window, relative to δ's own sum, but n
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedDiscretizedPLD:
-    """One lattice law, `count` times."""
+    """One lattice distribution, `count` times."""
 
-    law: DiscretizedPLD
+    pld: DiscretizedPLD
     count: int
 
 
@@ -343,29 +343,29 @@ class _Cumulants:
     variance: float
 
 
-def _cumulants(law: DiscretizedPLD, lam: float) -> _Cumulants:
-    exponent = law.log_masses + lam * law.losses
+def _cumulants(pld: DiscretizedPLD, lam: float) -> _Cumulants:
+    exponent = pld.log_masses + lam * pld.losses
     peak = float(exponent.max())
     weights = np.exp(exponent - peak)
     total = float(weights.sum())
-    mean = float(weights @ law.losses) / total
-    variance = float(weights @ (law.losses - mean) ** 2) / total
+    mean = float(weights @ pld.losses) / total
+    variance = float(weights @ (pld.losses - mean) ** 2) / total
     return _Cumulants(log_mgf=peak + math.log(total), mean=mean, variance=variance)
 
 
-def _thinned(law: DiscretizedPLD) -> DiscretizedPLD:
+def _thinned(pld: DiscretizedPLD) -> DiscretizedPLD:
     """About a thousand points that stand for all, each mass on its neighbor: it only steers."""
-    factor = law.masses.size // _ROUGH_POINTS
+    factor = pld.masses.size // _ROUGH_POINTS
     if factor < 2:
-        return law
-    size = -(-law.masses.size // factor)
+        return pld
+    size = -(-pld.masses.size // factor)
     masses = np.zeros(size)
-    masses += np.bincount(np.arange(law.masses.size) // factor, weights=law.masses, minlength=size)
-    return DiscretizedPLD(step=law.step * factor, first=0, masses=masses, infinite=0.0, shift=-law.losses[factor // 2])
+    masses += np.bincount(np.arange(pld.masses.size) // factor, weights=pld.masses, minlength=size)
+    return DiscretizedPLD(step=pld.step * factor, first=0, masses=masses, infinite=0.0, shift=-pld.losses[factor // 2])
 
 
 def _sum(steps: Sequence[RepeatedDiscretizedPLD], lam: float) -> _Cumulants:
-    parts = [(step.count, _cumulants(step.law, lam)) for step in steps]
+    parts = [(step.count, _cumulants(step.pld, lam)) for step in steps]
     return _Cumulants(
         log_mgf=math.fsum(count * part.log_mgf for count, part in parts),
         mean=math.fsum(count * part.mean for count, part in parts),
@@ -374,20 +374,20 @@ def _sum(steps: Sequence[RepeatedDiscretizedPLD], lam: float) -> _Cumulants:
 
 
 class ComposedPLD:
-    """δ(ε) of composed lattice laws, as [lower, upper] bounds on the lattice's own exact value.
+    """δ(ε) of composed lattice distributions, as [lower, upper] bounds on the lattice's own exact value.
 
     Args:
-        steps: laws on one common lattice step.
+        steps: distributions on one common lattice step.
         log_delta: the log of the δ around which the tilt is put.
     """
 
     def __init__(self, steps: Sequence[RepeatedDiscretizedPLD], log_delta: float) -> None:
         self._infinite = -math.expm1(
-            math.fsum(step.count * math.log1p(-min(step.law.infinite, 1 - 1e-16)) for step in steps)
+            math.fsum(step.count * math.log1p(-min(step.pld.infinite, 1 - 1e-16)) for step in steps)
         )
-        self._uncertain = math.fsum(step.count * step.law.uncertain for step in steps) * (1 + 1e-12)
-        self._step = steps[0].law.step
-        rough = [RepeatedDiscretizedPLD(law=_thinned(step.law), count=step.count) for step in steps]
+        self._uncertain = math.fsum(step.count * step.pld.uncertain for step in steps) * (1 + 1e-12)
+        self._step = steps[0].pld.step
+        rough = [RepeatedDiscretizedPLD(pld=_thinned(step.pld), count=step.count) for step in steps]
         self._lam = self._saddle(rough, log_delta)
         self._at = _sum(steps, self._lam)
         epsilon = self._at.mean - 1 / self._lam - 1 / (self._lam + 1)
@@ -416,19 +416,19 @@ class ComposedPLD:
     ) -> tuple[int, int]:
         """First index and length of a window of all but `wrap` of the tilted mass; `rough` steers its bounds."""
         ends = [
-            (step.count * step.law.first, step.count * (step.law.first + step.law.masses.size - 1)) for step in steps
+            (step.count * step.pld.first, step.count * (step.pld.first + step.pld.masses.size - 1)) for step in steps
         ]
         lowest, highest = sum(low for low, _ in ends), sum(high for _, high in ends)
-        total_shift = math.fsum(step.count * step.law.shift for step in steps)
+        total_shift = math.fsum(step.count * step.pld.shift for step in steps)
         spread = math.sqrt(self._at.variance + self._step**2)
         goal = -math.log(self._wrap / 2)
-        # Chernoff's bounds, with the deviations that are best for the rough laws.
+        # Chernoff's bounds, with the deviations that are best for the rough distributions.
         thetas = [float(factor) / spread for factor in np.geomspace(0.05, 40.0, 16)]
         middle = _sum(rough, self._lam).log_mgf
 
         def farthest(side: int) -> float:
-            def bound(laws: Sequence[RepeatedDiscretizedPLD], at: float, theta: float) -> float:
-                return (_sum(laws, self._lam + side * theta).log_mgf - at + goal) / theta
+            def bound(plds: Sequence[RepeatedDiscretizedPLD], at: float, theta: float) -> float:
+                return (_sum(plds, self._lam + side * theta).log_mgf - at + goal) / theta
 
             theta = min(thetas, key=lambda one: bound(rough, middle, one))
             return bound(steps, self._at.log_mgf, theta)
@@ -452,9 +452,9 @@ class ComposedPLD:
         deviation, power_error = 0.0, 0.0
         offset = 0
         for step in steps:
-            law = step.law
-            exponent = self._lam * law.losses - _cumulants(law, self._lam).log_mgf
-            tilted = np.exp(law.log_masses + exponent)
+            pld = step.pld
+            exponent = self._lam * pld.losses - _cumulants(pld, self._lam).log_mgf
+            tilted = np.exp(pld.log_masses + exponent)
             folded = np.bincount(np.arange(tilted.size) % length, weights=tilted, minlength=length)
             transformed: ComplexArray = np.asarray(fft.rfft(folded), dtype=np.complex128)
             norm = float(np.linalg.norm(folded)) + 4 * UNIT_ROUNDOFF * math.sqrt(tilted.size)
@@ -465,7 +465,7 @@ class ComposedPLD:
                 * (
                     1
                     + math.sqrt(float(tilted @ exponent**2))
-                    + float(tilted @ np.abs(np.maximum(law.log_masses, -750.0)))
+                    + float(tilted @ np.abs(np.maximum(pld.log_masses, -750.0)))
                 )
             )
             deviation += step.count * (_FFT_CONSTANT * math.log2(length) * UNIT_ROUNDOFF + drift) * norm
@@ -474,7 +474,7 @@ class ComposedPLD:
             noise = 4 * UNIT_ROUNDOFF * step.count * (np.abs(logs) + 1) * modulus
             power_error += float(np.linalg.norm(noise)) * math.sqrt(2 / length)
             spectrum = spectrum * (modulus * np.exp(1j * step.count * logs.imag))
-            offset += step.count * law.first
+            offset += step.count * pld.first
         if deviation > 0.01:
             raise AccountingError(
                 "the composition's rounding must be small, got too many steps. Use the contour accountant."
@@ -523,7 +523,7 @@ class ComposedPLD:
 #
 #     up     each bin's mass goes to its two ends, its mean kept: a spread, every mean of a convex function grows;
 #     down   each bin is put at or below its conditional mean: for increasing convex functions the mean falls.
-#            (Adding needs decreasing ones; there the trivial law of no loss is used.)
+#            (Adding needs decreasing ones; there the trivial distribution of no loss is used.)
 #
 # P's masses at s are s/t times Q's, which is the transform of W once size-biased. Errors: bin masses, moved to the
 # unfavorable side; W beyond the lattice, which counts as lost; wrap-round, by Chernoff; rounding of the transforms, in
@@ -666,7 +666,7 @@ def _chernoff(log_masses: FloatArray, points: FloatArray, steps: int, goal: floa
 
 
 def _summed(steps: int, offset: float, spacing: float, masses: FloatArray, goal: float) -> _SumPLD:
-    """The law of the sum of `steps` terms on the lattice."""
+    """The distribution of the sum of `steps` terms on the lattice."""
     from scipy import fft
 
     points = offset + spacing * np.arange(masses.size, dtype=np.float64)
@@ -704,10 +704,10 @@ def _summed(steps: int, offset: float, spacing: float, masses: FloatArray, goal:
         for own in (size_plain, size_biased)
     ]
     wrapped = 2 * math.exp(goal)
-    q, p = (np.roll(law, -(first % length)) for law in (q, p))
+    q, p = (np.roll(pld, -(first % length)) for pld in (q, p))
     # What lies below the noise is noise; it is dropped and counted.
-    for law, error in zip((q, p), pointwise, strict=True):
-        law[law < 4 * error + 2.0**-53 * np.abs(law)] = 0.0
+    for pld, error in zip((q, p), pointwise, strict=True):
+        pld[pld < 4 * error + 2.0**-53 * np.abs(pld)] = 0.0
     return _SumPLD(
         start=steps * offset + first * spacing,
         spacing=spacing,
@@ -720,7 +720,7 @@ def _summed(steps: int, offset: float, spacing: float, masses: FloatArray, goal:
 
 @lru_cache(maxsize=16)
 def _plds(steps: int, shift: float, log_tail: float) -> tuple[_SumPLD, _SumPLD, float, float]:
-    """The laws from below and above, and the P- and Q-mass of some W beyond the lattice (for Q, below it too)."""
+    """The PLDs from below and above, and the P- and Q-mass of some W beyond the lattice (for Q, below it too)."""
     from scipy.special import ndtr, ndtri_exp
 
     if not _LEAST_SHIFT <= shift <= _LARGEST_SHIFT or steps > _LARGEST_STEPS:
@@ -746,10 +746,10 @@ def _plds(steps: int, shift: float, log_tail: float) -> tuple[_SumPLD, _SumPLD, 
     return lower, upper, lost, lost_q
 
 
-def _atoms(law: _SumPLD, steps: int, removing: bool) -> tuple[NDArray[np.float64], FloatArray, FloatArray, float]:
+def _atoms(pld: _SumPLD, steps: int, removing: bool) -> tuple[NDArray[np.float64], FloatArray, FloatArray, float]:
     """Losses, P- and Q-masses of this direction, and the mass at an infinite loss."""
-    sums = law.start + law.spacing * np.arange(law.q.size, dtype=np.float64)
-    masses = law.p if removing else law.q
+    sums = pld.start + pld.spacing * np.arange(pld.q.size, dtype=np.float64)
+    masses = pld.p if removing else pld.q
     kept = (masses > 0) & (sums > 0)
     with np.errstate(divide="ignore"):
         loss = np.log(sums[kept] / steps)
@@ -759,24 +759,24 @@ def _atoms(law: _SumPLD, steps: int, removing: bool) -> tuple[NDArray[np.float64
     return -loss[::-1], masses[kept][::-1], (masses[kept] * np.exp(loss))[::-1], at_zero
 
 
-def allocation_support(law: RandomAllocationPLD, log_tail: float) -> tuple[float, float]:
+def allocation_support(pld: RandomAllocationPLD, log_tail: float) -> tuple[float, float]:
     """The range of losses on the lattice."""
-    _, upper, _, _ = _plds(law.steps, law.shift, log_tail)
-    loss, _, _, _ = _atoms(upper, law.steps, law.removing)
+    _, upper, _, _ = _plds(pld.steps, pld.shift, log_tail)
+    loss, _, _, _ = _atoms(upper, pld.steps, pld.removing)
     if loss.size == 0:
         raise AccountingError("an allocation's loss must be resolved, got noise too small. Use the rdp accountant.")
     return float(loss[0]), float(loss[-1])
 
 
 def allocation_lattices(
-    law: RandomAllocationPLD, step: float, log_tail: float
+    pld: RandomAllocationPLD, step: float, log_tail: float
 ) -> tuple[DiscretizedPLD, DiscretizedPLD]:
-    """Lattice laws whose δ is at most and at least the law's, apart from their `uncertain`."""
-    lower, upper, lost, lost_q = _plds(law.steps, law.shift, log_tail)
-    lost = lost if law.removing else lost_q
-    loss, p, _, infinite = _atoms(upper, law.steps, law.removing)
-    above = spread(loss, p, step, infinite + lost, upper.p_error if law.removing else upper.q_error)
-    loss, p, q, _ = _atoms(lower, law.steps, law.removing)
-    if not law.removing or loss.size == 0:
+    """Lattice distributions whose δ is at most and at least the distribution's, apart from their `uncertain`."""
+    lower, upper, lost, lost_q = _plds(pld.steps, pld.shift, log_tail)
+    lost = lost if pld.removing else lost_q
+    loss, p, _, infinite = _atoms(upper, pld.steps, pld.removing)
+    above = spread(loss, p, step, infinite + lost, upper.p_error if pld.removing else upper.q_error)
+    loss, p, q, _ = _atoms(lower, pld.steps, pld.removing)
+    if not pld.removing or loss.size == 0:
         return DiscretizedPLD(step=step, first=0, masses=np.ones(1), infinite=0.0), above
     return gathered(loss, p, q, step, lower.p_error), above

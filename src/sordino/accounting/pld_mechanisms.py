@@ -187,7 +187,7 @@ class GaussianMixturePLD:
         return float(ends.min()), float(ends.max())
 
     def cut(self, log_mass: float) -> "GaussianMixturePLD":
-        """The law with ends beyond which P has no more than this mass, on each side."""
+        """The distribution with ends beyond which P has no more than this mass, on each side."""
         reach = _REACH + 26.0
         bracket = self.pair.upper.lowest - reach, self.pair.upper.highest + reach
         ends = []
@@ -275,7 +275,7 @@ class GaussianMixturePLD:
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampledPLD:
-    """A Poisson sample before a step with law ℓ of (P₀, Q₀) (Zhu, Dong and Wang 2022, theorem 11).
+    """A Poisson sample before a step with distribution ℓ of (P₀, Q₀) (Zhu, Dong and Wang 2022, theorem 11).
 
     removing: P = (1−q)Q₀ + qP₀, Q = Q₀, L = log(1−q+q e^ℓ)
     adding:   P = P₀, Q = (1−q)P₀ + qQ₀, L = −log(1−q+q e^{−ℓ}), with (P₀, Q₀) the pair of adding.
@@ -385,10 +385,10 @@ class PointwiseMaxPLD:
 # ----------------------------------------------------------------------------------------------------------------------
 # Clipping by an estimated norm: the unit moves the sum by a random distance that the observer may know.
 #
-# A norm that is estimated from r Gaussian projections is ‖g‖·√(X/r) with X of χ² law, r degrees of freedom, whatever
+# A norm that is estimated from r Gaussian projections is ‖g‖·√(X/r) with X χ² of r degrees of freedom, whatever
 # direction g has. A gradient clipped by it is at most S = √(r/X) times as long as the clipping norm. The projections of
 # one step serve all records, so that the other records' factors may give them away: here they count as published. Given
-# them the step is a Gaussian (Poisson-sampled or not) at distance S, and the loss's law is the average of those laws.
+# them the step is a Gaussian (Poisson-sampled or not) at distance S, and the PLD is the average of theirs.
 #
 # S is rounded up to a grid. Beyond 64 times the clipping norm the unit counts as unprotected.
 #
@@ -402,7 +402,7 @@ _FARTHEST = 64.0
 _CELLS, _WIDEST, _COARSE = 48, 1.01, 1.12
 _BULK = 1e-3  # beyond the distance of this probability the grid is coarse
 _LEAST = 1e-17  # cells with less go to the next larger distance
-# Relative error of the χ² law's tails here, taken to the unfavorable side.
+# Relative error of the χ² distribution's tails here, taken to the unfavorable side.
 _TAIL_ERROR = 1e-10
 
 
@@ -444,7 +444,7 @@ class AveragedPLD:
     """One of `parts` at random, and which one is known: the masses are averages. What is left has no protection.
 
     Args:
-        parts: each law with its probability.
+        parts: each distribution with its probability.
         unprotected: probability of a distance without bound.
         sample_rate: probability that the unit takes part.
         removing: the direction.
@@ -471,7 +471,7 @@ class AveragedPLD:
     @property
     def support(self) -> tuple[float, float]:
         """From the lowest to the highest end, or `top`."""
-        ends = [law.support for _, law in self.parts]
+        ends = [pld.support for _, pld in self.parts]
         low, high = min(end[0] for end in ends), max(end[1] for end in ends)
         if not self.removing and self.sample_rate < 1:
             high = max(high, self._lone[0])
@@ -495,8 +495,8 @@ class AveragedPLD:
 
     def _averaged(self, loss: FloatArray, *, right: bool) -> tuple[FloatArray, FloatArray]:
         p, q = np.zeros_like(loss), np.zeros_like(loss)
-        for share, law in self.parts:
-            part_p, part_q = law.upper(loss) if right else law.lower(loss)
+        for share, pld in self.parts:
+            part_p, part_q = pld.upper(loss) if right else pld.lower(loss)
             p, q = p + share * part_p, q + share * part_q
         if self.sample_rate < 1:
             place, lone_p, lone_q = self._lone
@@ -505,7 +505,7 @@ class AveragedPLD:
         return p, q
 
     def cut(self, log_mass: float) -> "AveragedPLD":
-        """The law with a support whose upper end leaves out no more than this mass."""
+        """The distribution with a support whose upper end leaves out no more than this mass."""
         low, high = 0.0, self.support[1]
         for _ in range(40):
             middle = (low + high) / 2
@@ -529,7 +529,7 @@ def projected_plds(event: Event, neighboring_relation: NeighboringRelation) -> t
         )
     parts = distances(inner.projections)
 
-    def law(removing: bool) -> AveragedPLD:
+    def pld(removing: bool) -> AveragedPLD:
         make = MixturePair.remove if removing else MixturePair.add
         return AveragedPLD(
             parts=tuple(
@@ -542,4 +542,4 @@ def projected_plds(event: Event, neighboring_relation: NeighboringRelation) -> t
             removing=removing,
         )
 
-    return law(True), law(False)
+    return pld(True), pld(False)

@@ -1,7 +1,7 @@
 """Selection among private runs by privacy profiles: tighter than Rényi bounds where both apply.
 
 Let δ_Q(ε) be the profile of one run Q, the larger of both directions. The number of runs is drawn without looking at
-data, the best run leaves, γ and η are those of its law and m is its mean. For any e ≥ 0 put
+data, the best run leaves, γ and η are those of its distribution and m is its mean. For any e ≥ 0 put
 c = max(e^e, 1 + (1/γ − 1)·δ_Q(e)). Then
 
     truncated negative binomial     δ(ε) ≤ m · δ_Q(ε − (1+η) log c),
@@ -79,7 +79,7 @@ def _worst(epsilon: float, delta: float) -> _Profile:
 
 
 def _sampled(inner: _Profile, rate: float) -> _Profile:
-    """The profile on a Poisson sample: for a whole training on one sample no better law is known."""
+    """The profile on a Poisson sample: for a whole training on one sample no better distribution is known."""
     if rate == 0:
         return _Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)  # noqa: ARG005
 

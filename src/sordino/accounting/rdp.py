@@ -126,7 +126,7 @@ def adding_moment(steps: int, shift: float) -> Callable[[float], float]:
 # Upper bounds on the log moment generating function for every event that has one.
 #
 # Rényi accounting needs less than the contour integral: an upper bound on K(λ) at real λ. That also exists for
-# mechanisms known by their zCDP parameter only, for laws with atoms, for fixed-size samples under replace-one, and for
+# mechanisms known by their zCDP parameter only, for PLDs with atoms, for fixed-size samples under replace-one, and for
 # the selection of the best of several runs.
 # ----------------------------------------------------------------------------------------------------------------------
 

@@ -72,13 +72,13 @@ def _direction_curves(event: Event, neighboring_relation: NeighboringRelation) -
 
 def _composed_curves(event: Event, neighboring_relation: NeighboringRelation) -> tuple[_Curve, ...]:
     steps = flatten(event, neighboring_relation)
-    laws = cache(lambda: tuple(PldCurve(side) for side in pld_directions(steps, neighboring_relation)))
+    plds = cache(lambda: tuple(PldCurve(side) for side in pld_directions(steps, neighboring_relation)))
     try:
         sides = mgf_directions(steps, neighboring_relation)
     except UnsupportedEvent:
-        return laws()
+        return plds()
     if not all(any(step.transform.decays for step in side) for side in sides):
-        return laws()
+        return plds()
 
     refused = False
 
@@ -89,7 +89,7 @@ def _composed_curves(event: Event, neighboring_relation: NeighboringRelation) ->
                 return contour_delta(sides[side], epsilon)[1]
             except AccountingError:  # the loss's transform decays too slowly: the other accountant's curve is as sound
                 refused = True
-        return laws()[min(side, len(laws()) - 1)](epsilon)
+        return plds()[min(side, len(plds()) - 1)](epsilon)
 
     return tuple(partial(curve, side) for side in range(len(sides)))
 
@@ -413,5 +413,5 @@ def _composed_maxima(noise_multiplier: float, steps: int, delta: float, epochs: 
     p, q = (np.where(solid, mass, 0.0)[solid] for mass in masses)
     losses = np.log(p / q)
     order = np.argsort(losses)
-    law = DiscretePLD(losses=tuple(losses[order].tolist()), masses=tuple(p[order].tolist()))
-    return pld_epsilon([RepeatedPLD(law=law, count=epochs)], delta)[0]
+    pld = DiscretePLD(losses=tuple(losses[order].tolist()), masses=tuple(p[order].tolist()))
+    return pld_epsilon([RepeatedPLD(pld=pld, count=epochs)], delta)[0]

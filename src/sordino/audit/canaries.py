@@ -227,7 +227,7 @@ def synthetic_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tup
 # An estimate of ε from one run with canaries of random direction: not a bound.
 #
 # Each canary's update is a random unit vector times the clipping norm. Without it in the training, the cosine between
-# it and what the model moved by is N(0, 1/d); with it, N(μ, s²), which is fitted. ε is that of the two normal laws.
+# it and what the model moved by is N(0, 1/d); with it, N(μ, s²), which is fitted. ε is that of the two normals.
 #
 # References:
 #     Andrew et al. 2023, algorithm 2.
@@ -239,7 +239,7 @@ _LARGEST_EPSILON = 500.0
 
 @dataclass(frozen=True, kw_only=True)
 class OneShotEstimate:
-    """About how large ε is, if both laws are normal. It proves nothing.
+    """About how large ε is, if both distributions are normal. It proves nothing.
 
     Args:
         epsilon: the estimate.
@@ -262,8 +262,8 @@ def normal_pair_epsilon(mean: float, deviation: float, *, delta: float, referenc
     """ε at δ of N(mean, deviation²) against N(0, reference_deviation²), the worse of the two directions.
 
     Args:
-        mean: of the first law.
-        deviation: of the first law, > 0.
+        mean: of the first distribution.
+        deviation: of the first distribution, > 0.
         delta: in (0, 1).
         reference_deviation: > 0.
 
@@ -324,7 +324,7 @@ def one_shot_estimate(
     """About how large ε is, from the cosines of the canaries that were in.
 
     Guarantee: none. With few canaries the estimate is far too high (about 2.7 for a true 1.0 with 100 of them), and it
-    assumes normal laws.
+    assumes normal distributions.
 
     Args:
         cosines: [k] cosines between each canary and what the model moved by, k ≥ 3.

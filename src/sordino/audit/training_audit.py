@@ -45,13 +45,13 @@ __all__ = ["AuditResult", "Check", "GradientObserver", "audit_training"]
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Of a normal law: a sound training fails one of three checks in two million.
+# Of a normal distribution: a sound training fails one of three checks in two million.
 _DEVIATIONS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A statistic whose law is known when the training does what its plan says.
+    """A statistic whose distribution is known when the training does what its plan says.
 
     Args:
         name: what is checked.
@@ -113,7 +113,7 @@ class GradientObserver:
     def checks(self) -> tuple[Check, ...]:
         """Noise of the declared scale, new in every step; canaries of at most the declared weight.
 
-        Empty where the plan's clipping, noise or batches have other laws than these.
+        Empty where the plan's clipping, noise or batches have other distributions than these.
         """
         plan = self._plan
         standard = (
@@ -171,7 +171,7 @@ class AuditResult:
         attacker: what the attacker saw.
         canaries: their kind.
         claim_rejected: whether so many right guesses are too unlikely under the plan's own trade-off curve.
-        checks: statistics of the released gradients with a known law.
+        checks: statistics of the released gradients with a known distribution.
         scores: [m] of the canaries, under `attacker`.
         present: [m], which were in.
         seconds: of the training.

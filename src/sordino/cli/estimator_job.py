@@ -348,7 +348,7 @@ class TuningJob:
         epsilon: of everything.
         delta: of everything; None takes the default.
         mean: of the number of runs.
-        shape: η of its law.
+        shape: η of its distribution.
         public_score: whether runs are judged on public test records.
         score_noise: of a private score, in records.
         space: of the estimator's parameters.
@@ -402,13 +402,13 @@ def _accountant(ledger: "Account | None", *, gaussian: bool) -> str:
     return "rdp" if gaussian else "basic"
 
 
-def _words_of(law: "RandomStopping") -> str:
+def _words_of(distribution: "RandomStopping") -> str:
     """How many fits there will be, as far as it is public: 19 of 20 searches have at most as many."""
     left, most = 0.95, 0
     while left > 0 and most < _COUNTED:
         most += 1
-        left -= law.probability(most)
-    return f"a secret number of fits, {law.mean:g} on average, at most {most:,} in 19 of 20 searches"
+        left -= distribution.probability(most)
+    return f"a secret number of fits, {distribution.mean:g} on average, at most {most:,} in 19 of 20 searches"
 
 
 def _one(job: TuningJob) -> EstimatorJob:

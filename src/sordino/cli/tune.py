@@ -43,7 +43,7 @@ def tune_command(
     target: TargetOption = None,
     delta: Annotated[float | None, typer.Option(help="δ of everything, as for train.")] = None,
     runs: Annotated[float, typer.Option(help="Mean of the secret number of runs, above 1.")] = 20.0,
-    shape: Annotated[float, typer.Option(help="η > −1 of its law: 0 logarithmic, 1 geometric.")] = 0.0,
+    shape: Annotated[float, typer.Option(help="η > −1 of its distribution: 0 logarithmic, 1 geometric.")] = 0.0,
     score: Annotated[str, typer.Option(help="What runs are judged by: `private` records or `public` test ones.")] = (
         "private"
     ),

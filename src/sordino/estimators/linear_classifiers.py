@@ -199,7 +199,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         if self.method != "objective" or not isinstance(loss, Logistic):
             raise InvalidArgument(
                 f"inference must be False for method={self.method!r} and {len(self.classes or ())} classes, got True. "
-                "Use method='objective' with two classes: the law of the others' coefficients isn't known."
+                "Use method='objective' with two classes: other methods' distributions are not known."
             )
         epsilon, delta = self._budget()
         return CurvatureInference(

@@ -183,7 +183,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         if self.method != "sufficient-statistics" or not self.fit_intercept:
             raise InvalidArgument(
                 f"inference must be False for method={self.method!r}, fit_intercept={self.fit_intercept}, got True. "
-                "Use method='sufficient-statistics' with an intercept: the law of the others' coefficients isn't known."
+                "Use method='sufficient-statistics' with an intercept: other methods' distributions are not known."
             )
         return RegressionInference(
             budget=make_budget(epsilon=epsilon, delta=delta),

@@ -221,7 +221,7 @@ class AdaptiveStatistics:
 # ----------------------------------------------------------------------------------------------------------------------
 # How far private coefficients may be from the population's: intervals that count the noise.
 #
-# Both ways state an asymptotic law, sampling and privacy noise together; neither is a guarantee for small tables.
+# Both ways state an asymptotic distribution, sampling and privacy noise together; neither holds for small tables.
 #
 # Proof and measured coverage: docs/proofs/confidence-intervals.md.
 #
@@ -255,7 +255,7 @@ def normal_intervals(estimate: FloatArray, errors: FloatArray, level: float) -> 
 class RegressionInference:
     """Least squares from noisy AᵀA and Aᵀt, with Σt² for the residual variance, and a parametric bootstrap of it.
 
-    Each replicate draws Aᵀt from the fitted model with normal residuals, adds fresh noise of the same law to all
+    Each replicate draws Aᵀt from the fitted model with normal residuals, adds fresh noise of the same kind to all
     statistics and solves again: post-processing of what was released.
 
     Guarantee: one release spends `budget` under the declared relation: 9/10 on the two moments, 1/10 on Σt².
@@ -320,7 +320,7 @@ class RegressionInference:
         return weights, np.einsum("bij,bj->bi", turned, solved)
 
     def _noise(self, stream: RandomStream) -> tuple[FloatArray, FloatArray]:
-        """Noise of the law of the releases, in floating point: on AᵀA [500, p, p] and on Aᵀt [500, p]."""
+        """Noise of the distribution of the releases, in floating point: on AᵀA [500, p, p] and on Aᵀt [500, p]."""
         p = self.dimension
         shapes = (_REPLICATES, p, p), (_REPLICATES, p)
         gram, cross = self.statistics.gram, self.statistics.cross

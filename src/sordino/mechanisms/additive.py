@@ -325,7 +325,7 @@ class GridGaussianMechanism:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Above this many grid steps the exact law has more atoms than an accountant wants to list.
+# Above this many grid steps the exact distribution has more atoms than an accountant wants to list.
 _LARGEST_LISTED = 4096.0
 
 

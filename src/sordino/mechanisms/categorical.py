@@ -127,7 +127,7 @@ class ExponentialMechanism(_ChoiceByScore):
         return weights + sizes if np.isfinite(sizes).any() else np.zeros_like(weights)
 
     def probabilities(self, scores: Numbers, measures: Numbers | None = None) -> FloatArray:
-        """The law of the choice. It is as private as the scores are: for tests and teaching, not for release."""
+        """Probabilities of the choice, as private as the scores: for tests and teaching, not for release."""
         logs = self.log_weights(scores, measures)
         weights = np.exp(logs - logs.max())
         return weights / weights.sum()
@@ -208,7 +208,7 @@ class GeneralizedExponentialMechanism:
         return ((shifted[:, None] - shifted) / (sensitivity[:, None] + sensitivity)).max(axis=1)
 
     def probabilities(self, errors: Numbers) -> FloatArray:
-        """The law of the choice. It is as private as the errors are: for tests and teaching, not for release."""
+        """Probabilities of the choice, as private as the errors: for tests and teaching, not for release."""
         return self._inner().probabilities(-self.normalized_errors(errors))
 
     def release(self, errors: Numbers) -> int:
@@ -235,7 +235,7 @@ _DRAWS = {"exponential": exponential, "gumbel": gumbel, "laplace": laplace}
 class ReportNoisyMax(_ChoiceByScore):
     """Adds noise to every score and reports which is largest: the position alone, never the noisy score.
 
-    ``gumbel`` noise gives the law of the exponential mechanism; ``exponential`` noise that of permute-and-flip, which
+    ``gumbel`` noise gives the exponential mechanism; ``exponential`` noise that of permute-and-flip, which
     is never worse in expected score; ``laplace`` is the textbook form.
 
     Guarantee: one release is ε-private when one privacy unit moves every score by at most `sensitivity` (all in the

@@ -91,7 +91,7 @@ class IntegerNoise:
         """The event of one draw."""
         if not isinstance(self.budget, PureBudget):
             return Gaussian(noise_multiplier=self.budget.noise_multiplier)
-        # Of laws on the same grid the one with the least scale dominates: the others add independent noise to it.
+        # Of distributions on the same grid the least scale dominates: the others add independent noise to it.
         worst: dict[int, tuple[DiscreteLaplace, int]] = {}
         for size, entries in Counter(self.sensitivities).items():
             event = laplace_event(self._ratio(size), coarse_multiple(size))

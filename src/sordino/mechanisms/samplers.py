@@ -100,7 +100,7 @@ _WORD = 64
 
 
 class TailTable:
-    """The law of an integer X ≥ 0.
+    """The distribution of an integer X ≥ 0.
 
     Args:
         digits: (k, bits) → ⌊2^bits · P(X ≥ k)⌋ for k ≥ 1, falling in k and exact for every number of bits.
@@ -162,7 +162,7 @@ half_normal_integer = TailTable(_half_normal_digits)
 # ----------------------------------------------------------------------------------------------------------------------
 # Exact draws of integers: uniform, Bernoulli(e^−γ), geometric, discrete Laplace, discrete Gaussian.
 #
-# Only integers are compared and only random words are drawn, so the laws below are exact: no logarithm, no rounding of
+# Only integers are compared and only random words are drawn, so what is below is exact: no logarithm, no rounding of
 # a float. All draws are vectorized by rejection: propose many, keep the accepted ones. Which places are accepted is
 # independent of the accepted values, hence the first `count` of them are a fair sample. The time a draw takes depends
 # on secret bits; a timing observer is not covered.
@@ -330,7 +330,7 @@ def discrete_gaussian(numerator: int, denominator: int, count: int, stream: Rand
 #
 # An integer plus rounded Gaussian noise is the same as the rounding of (integer + Gaussian noise), so a mechanism that
 # adds it is post-processing of the real-valued Gaussian mechanism and has exactly its guarantee, for vectors too. (The
-# discrete Gaussian, by contrast, is a law of its own: equal in Rényi divergence bounds, not in its ε–δ curve.)
+# discrete Gaussian, by contrast, is a distribution of its own: equal in Rényi divergence bounds, not in its ε–δ curve.)
 #
 # N's digits are made one word at a time, and a comparison that the words so far leave open draws the next word, so no
 # float and no truncation enters.
@@ -353,7 +353,7 @@ def rounded_gaussian(
         stddev: a whole number of grid steps, 1 … 2⁵⁰.
         count: ≥ 0.
         stream: source of the bits; read in order.
-        word_bits: digits drawn at once, 1 … 32. The law doesn't depend on it; few digits exercise the rare branches.
+        word_bits: digits drawn at once, 1 … 32. It doesn't change the distribution; few digits exercise rare branches.
     """
     checks.integer(1, stddev=stddev)
     checks.in_range(1, _ROUNDED_GAUSSIAN_WORD, word_bits=word_bits)

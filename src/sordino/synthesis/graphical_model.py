@@ -228,7 +228,7 @@ class GraphicalModel:
         return np.einsum(*operands, list(keep), optimize=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def sample(self, count: int, stream: RandomStream) -> npt.NDArray[np.int64]:
-        """`count` records [count, columns], each with the model's law.
+        """`count` records [count, columns], each with the model's distribution.
 
         Records are drawn in strata: within each group of records that agree on what a clique shares with its parent,
         the rest follows equally spaced quantiles, in random order. So counts stay close to their expectations.

@@ -36,7 +36,7 @@ Config = dict[str, object]
 
 @runtime_checkable
 class Prior(Protocol):
-    """The law of one setting."""
+    """The distribution of one setting."""
 
     def quantile(self, u: float) -> object:
         """The value at quantile u in (0, 1)."""
@@ -130,7 +130,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Settings by name, each with its own law, drawn independently of each other and of all data.
+    """Settings by name, each with its own distribution, drawn independently of each other and of all data.
 
     The bounds of private selection hold for settings that are drawn afresh in every run. A search that looks at earlier
     scores to choose the next settings (Bayesian optimization, successive halving) is not covered and not offered.
@@ -213,8 +213,10 @@ def _translated(name: str, given: object) -> Prior:
     if getattr(given, "log", False):
         if not whole:
             return LogUniform(low, high)
-        law = LogUniform(low - 0.5, high + 0.5)
-        return Choice(*(min(int(high), max(int(low), round(law.quantile((i + 0.5) / 256)))) for i in range(256)))
+        distribution = LogUniform(low - 0.5, high + 0.5)
+        return Choice(
+            *(min(int(high), max(int(low), round(distribution.quantile((i + 0.5) / 256)))) for i in range(256))
+        )
     if step is not None and (not whole or step != 1):
         count = math.floor((high - low) / float(step) + 1e-9) + 1
         return Choice(*(low + i * step for i in range(count)))
@@ -235,7 +237,7 @@ def _ordered(low: float, high: float) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_LARGEST = 1_000_000  # far beyond what any law here reaches
+_LARGEST = 1_000_000  # far beyond what any distribution here reaches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,8 +255,8 @@ class RandomStopping:
         shape: η > −1.
 
     Example:
-        >>> law = RandomStopping(mean=10, shape=1.0)
-        >>> round(law.gamma, 6), round(law.probability(1), 6)
+        >>> distribution = RandomStopping(mean=10, shape=1.0)
+        >>> round(distribution.gamma, 6), round(distribution.probability(1), 6)
         (0.1, 0.1)
     """
 

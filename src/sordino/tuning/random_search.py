@@ -141,7 +141,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         epsilon: ε > 0 of everything. Required.
         delta: δ in (0, 1) of everything. Required.
         mean: of the number of fits, > 1.
-        shape: η of its law, > −1; see `RandomStopping`.
+        shape: η of its distribution, > −1; see `RandomStopping`.
         score_noise: of the score, in records.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `guarantee_` then carries "not for release".

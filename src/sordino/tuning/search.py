@@ -1,6 +1,6 @@
 """`tune`: many private trials, one best trial, one charge.
 
-The charge is made before the first run. Settings are drawn from a declared law, their number too. Nothing of
+The charge is made before the first run. Settings are drawn from a declared distribution, their number too. Nothing of
 the runs is seen but the winner: no count, no scores of losers, no text, no warning.
 """
 

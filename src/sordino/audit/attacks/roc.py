@@ -58,7 +58,7 @@ class RateInterval:
     def surely_above(self, *, alpha: float) -> tuple[float, float]:
         """(FPR, TPR) such that the attack's own FPR is lower and its own TPR higher, with probability ≥ 1 − alpha.
 
-        The threshold lies at a non-member's score, so its FPR has a beta law and the bound on it is exact. A ceiling
+        The threshold lies at a non-member's score, so its FPR is beta distributed and its bound is exact. A ceiling
         that lies below this point is refuted.
         """
         checks.probability(zero=False, one=False, alpha=alpha)

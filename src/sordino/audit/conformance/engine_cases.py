@@ -292,7 +292,7 @@ def _empty(library: Library) -> None:
         raise ConformanceFailure(f"{steps} steps")
 
 
-@case(BATCHES, "refused: a sampler whose law is not known", expects="refusal")
+@case(BATCHES, "refused: a sampler whose distribution is not known", expects="refusal")
 def _weighted(library: Library) -> None:
     data = TensorDataset(torch.eye(20))
     sampler = WeightedRandomSampler([20.0] + [1.0] * 19, 20)
