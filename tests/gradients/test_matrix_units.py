@@ -5,19 +5,29 @@ precision are exact in single precision, as on matrix units; and an emulation of
 in single precision cannot hold after the terms were brought to one exponent, stands in for their additions.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 from gradients.test_cancellation import BOUND, MODELS, hostile, length, released
 from sordino.clipping import AutomaticClipping
 from sordino.gradients import GradientCapture, numerics
-from sordino.gradients.numerics import grams, product_format, product_operands, row_products, weighted_row_products
+from sordino.gradients.numerics import (
+    ProductFormat,
+    grams,
+    product_format,
+    product_operands,
+    row_products,
+    weighted_row_products,
+)
 from sordino.gradients.rules import base, convolution, linear
-from sordino.gradients.rules.base import alone_error, sum_error
+from sordino.gradients.rules.base import LayerCall, alone_error, get_rule, sum_error
 
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "TF32": torch.float32, "single": torch.float32}
 
@@ -291,3 +301,93 @@ def test_convolutions_are_products_of_patches(away, monkeypatch, name, kernel, d
     assert bool(((bounds / squares).sqrt() < 1.01).all())
     for parameter, wanted in zip(layer.parameters(), expected, strict=True):
         torch.testing.assert_close(sums[parameter].double(), torch.tensordot(factors, wanted, 1), rtol=1e-3, atol=1e-3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which kernels a card would run, from tensors without values: the meta device takes a card's ways.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def on_a_card(layer: nn.Module, x: tuple[int, ...], out: tuple[int, ...], dtype: torch.dtype) -> Operations:
+    """The operations of norms and sum of one layer."""
+    with FakeTensorMode(), torch.no_grad(), Operations() as operations:
+        saved = (torch.empty(x, device="meta", dtype=dtype),)
+        grads = (torch.empty(out, device="meta", dtype=dtype),)
+        rule = get_rule(layer)
+        assert rule is not None
+        parameters = {name: nn.Parameter(torch.empty(p.shape, device="meta")) for name, p in layer.named_parameters()}
+        use = LayerCall(module=layer, label="", rule=rule, parameters=parameters, records=x[0])
+        use.saved, use.grads = saved, grads
+        norms = rule.squared_norms(use, frozenset(parameters))
+        rounding = rule.rounding(use, frozenset(parameters))
+        sums = use.weighted_sums(torch.empty(x[0], device="meta", dtype=torch.float64))
+        found = [norms, *sums.values()] + ([] if rounding is None else [rounding.squares, rounding.length])
+        assert {tensor.device.type for tensor in found} == {"meta"}
+        assert {name: value.shape for name, value in sums.items()} == {n: p.shape for n, p in parameters.items()}
+    return operations
+
+
+@pytest.mark.parametrize(
+    ("records", "positions", "inputs", "outputs", "half", "single"),
+    [
+        # BERT-base and ViT-B/16: products of positions; GPT-2 at 1024 positions: gradients that are kept.
+        (32, 128, 768, 3072, "ghost", "ghost"),
+        (32, 197, 768, 768, "ghost", "ghost"),
+        (8, 512, 768, 3072, "ghost", "stored"),
+        (8, 1024, 768, 768, "stored", "stored"),
+        # Low-rank adapters.
+        (32, 512, 768, 8, "stored", "stored"),
+        (32, 128, 8, 768, "stored", "stored"),
+    ],
+)
+def test_the_kernel_of_a_linear_layer_on_a_card(records, positions, inputs, outputs, half, single):
+    for dtype, expected in ((torch.bfloat16, half), (torch.float32, single)):
+        with FakeTensorMode():
+            a, g = (torch.empty(records, positions, width, device="meta", dtype=dtype) for width in (inputs, outputs))
+            costs = base.kernel_costs(records, positions, inputs, outputs, product=product_format(a, g))
+        assert base.cheapest_kernel(costs) == expected
+
+
+def test_long_sums_of_a_card_are_few_products_in_half_precision():
+    """64 records of 512 positions: on the processor 64 products of 512, on a card one call for each part."""
+    operations = on_a_card(nn.Linear(768, 3072), (64, 512, 768), (64, 512, 3072), torch.bfloat16)
+    assert operations.count["aten.bmm.dtype"] <= 6
+    assert not operations.count["aten.bmm.default"]
+    # The sum of the bias over records.
+    assert operations.count["aten.mm.default"] <= 1
+    operations = on_a_card(nn.Linear(768, 3072), (64, 512, 768), (64, 512, 3072), torch.float32)
+    assert operations.count["aten.bmm.default"] <= 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("layer", "x", "out"),
+    [
+        (nn.Conv2d(160, 160, 3, padding=1), (64, 160, 32, 32), (64, 160, 32, 32)),
+        (nn.Conv2d(640, 640, 3, padding=1), (64, 640, 8, 8), (64, 640, 8, 8)),
+        (nn.Conv2d(3, 768, 16, stride=16), (64, 3, 224, 224), (64, 768, 14, 14)),
+        (nn.Conv2d(96, 96, 7, padding=3, groups=96), (32, 96, 56, 56), (32, 96, 56, 56)),
+    ],
+)
+def test_a_card_runs_no_convolution_with_a_group_for_each_record(layer, x, out, dtype):
+    operations = on_a_card(layer, x, out, dtype)
+    assert not any("convolution" in name for name in operations.count)
+    assert sum(operations.count.values()) < 400
+
+
+def test_the_processor_keeps_its_kernels():
+    wide = ProductFormat(addition=2.0**-24)
+    for shape in ((32, 128, 768, 3072), (16, 256, 768, 768), (2, 40, 32, 32), (16, 128, 8, 256)):
+        assert base.kernel_costs(*shape, product=wide) == base.kernel_costs(*shape)

@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordino.errors import RecordCountMismatch, UnsupportedModule
 from sordino.gradients.module_hooks import Place, attribute_values, held_attributes, put_attributes, restore_attributes
+from sordino.gradients.numerics import storage_number
 from sordino.gradients.rules.base import LayerCall
 from sordino.gradients.rules.composite import GradientsRule
 
@@ -289,7 +290,7 @@ def save_call(
         raise UnsupportedModule(f"{label} must return a floating tensor, got none. Return tensors, tuples or dicts.")
     output_dims = tuple(layout.output_dim(position) for position in positions)
     others = [*constants, *module.parameters(), *module.buffers()]
-    owned = {_storage(leaf) for leaf in others if isinstance(leaf, Tensor)}
+    owned = {storage_number(leaf) for leaf in others if isinstance(leaf, Tensor)}
     outputs = tuple(_own(layout.spread(leaves[i], dim), owned) for i, dim in zip(positions, output_dims, strict=True))
     if not slots and any(leaves[i].shape[dim] != 1 for i, dim in zip(positions, output_dims, strict=True)):
         raise RecordCountMismatch(
@@ -311,13 +312,9 @@ def save_call(
     return SavedCall(call=call, saved=tuple(saved), outputs=outputs, leaves=tuple(leaves), output_spec=output_spec)
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def _own(output: Tensor, owned: set[int]) -> Tensor:
     """A tensor that no one else modifies in place: outputs may be views of inputs or parameters."""
-    return output.clone() if _storage(output) in owned or 0 in output.stride() else output
+    return output.clone() if storage_number(output) in owned or 0 in output.stride() else output
 
 
 class FunctionalFallback(GradientsRule):

@@ -27,6 +27,7 @@ from sordino.gradients.batch_dim import ELEMENTWISE, BatchDimMark, BatchDimTrack
 from sordino.gradients.captured_gradients import CapturedGradients
 from sordino.gradients.fallback import CapturedCall, captured_operation, functional_fallback, is_record_by_record
 from sordino.gradients.module_hooks import CapturedModule, OutputGradientReceiver, in_checkpoint
+from sordino.gradients.numerics import storage_number
 from sordino.gradients.rules.base import LayerCall, LayerRule
 from sordino.gradients.rules.composite import (
     Derived,
@@ -612,7 +613,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
                 continue
             source = tracked[0]
             same = tensor.dtype == source.tensor.dtype and 0 not in tensor.stride()
-            view = same and tensor.untyped_storage().data_ptr() == source.tensor.untyped_storage().data_ptr()
+            view = same and storage_number(tensor) == storage_number(source.tensor)
             alone = len(tracked) == 1 and name not in _OVERLAPPING
             self._derived[id(tensor)] = Derived(
                 tensor=tensor,

@@ -6,7 +6,7 @@ to about 3e-7 relative, whatever the magnitude of the entries. Shapes: B records
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -39,6 +39,7 @@ __all__ = [
     "tracing_graph",
     "transposed_product",
     "weighted_row_products",
+    "without_autocast",
 ]
 
 
@@ -137,6 +138,11 @@ def is_autocast(kind: str) -> bool:
     return (kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
+def without_autocast(kind: str) -> AbstractContextManager[object]:
+    """A block in which operations on devices of this kind are not cast."""
+    return torch.autocast(kind, enabled=False) if is_autocast(kind) else nullcontext()
+
+
 # The kinds of products that the user lets torch take in TF32, where the block that reads gradients runs.
 _tf32_asked: frozenset[str] = frozenset()
 
@@ -161,9 +167,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
         }
         # A block within this one finds the modes that were set here.
         _tf32_asked = before | asked
-    autocast = is_autocast(device.type)
     try:
-        with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
+        with without_autocast(device.type):
             yield
     finally:
         _tf32_asked = before
@@ -247,6 +252,8 @@ def _rescaled(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
 _HALF = (torch.bfloat16, torch.float16)
 # Bits that TF32 leaves out, and the constant that splits a number so that the first part has the other 11.
 _SPLITTER = float(2**13 + 1)
+# Devices whose products of half precision torch gives in single precision, and the one that has no values.
+_WIDE_DEVICES = ("cuda", "meta")
 # Positions that one product adds up: on the processor, and where more of them are faster.
 _PIECE, _PIECE_AWAY = 512, 2048
 # Entries of the products of pieces that are held at once before they are added up.
@@ -390,7 +397,7 @@ def _two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
     """The product of matrices in half precision with sums in single precision."""
-    if left.device.type == "cuda":
+    if left.device.type in _WIDE_DEVICES:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
 

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sordino.errors import RecordCountMismatch, UnsupportedModule
 from sordino.gradients.interception import FunctionInterceptor, Replacement, needs_parameter_grads
-from sordino.gradients.numerics import affine
+from sordino.gradients.numerics import affine, without_autocast
 from sordino.gradients.recurrent_cells import (
     CellWeights,
     Kind,
@@ -316,7 +316,7 @@ def _recurrent(tap: FunctionInterceptor, x: Tensor, *rest: object, kind: Kind) -
     directions = 2 if bidirectional else 1
     rows = len(weights) // (cast("int", layers) * directions)
     last: list[list[Tensor]] = []
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         x = x.to(weights[0].dtype)
         for layer in range(cast("int", layers)):
             outputs = []

@@ -107,8 +107,9 @@ def kernel_costs(
     may_store = may_store and records * entries <= 16 * CHUNK_ENTRIES
     if product is not None and product.away:
         formed = positions * entries / product.speed
-        # Half precision has the weights in two parts.
+        # Half precision has the weights in two parts; the narrower side is written with its weights.
         weighed = (2 if product.weighted and not product.formed else 1) * formed
+        weighed += positions * (12 * min(inputs, outputs) + 4 * max(inputs, outputs))
         costs: dict[Kernel, float] = {
             "ghost": positions**2 * ((inputs + outputs) / product.speed + 40) + weighed,
             "norm_only": formed + 24 * entries + weighed,

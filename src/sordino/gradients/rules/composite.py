@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.gradients.numerics import compute_dtype, row_squared_norms, storage_number
 from sordino.gradients.rules.base import (
     CHUNK_ENTRIES,
     LayerCall,
@@ -297,7 +297,7 @@ def _side_by_side(first: Tensor, second: Tensor) -> Tensor:
     """Both along the last dimension; without a copy where they lie next to each other in memory."""
     width, place = first.shape[-1] + second.shape[-1], first.storage_offset()
     neighbors = (
-        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        storage_number(first) == storage_number(second)
         and first.stride() == second.stride()
         and first.stride(-1) == 1
         and min(first.stride()[:-1]) >= width

@@ -94,7 +94,7 @@ class ConvolutionRule(LayerRule):
             costs = kernel_costs(
                 use.records * layer.groups,
                 positions,
-                layer.weight[0].numel(),
+                math.prod(layer.weight.shape[1:]),
                 layer.out_channels // layer.groups,
                 low_memory=use.low_memory,
                 product=product_format(x, grads, kind="conv"),
@@ -411,7 +411,7 @@ def _patches(
             (of_record, of_group, *steps, of_channel, *offsets),
         )
         rows = records * groups
-        patches = view.reshape(rows, math.prod(positions), layer.weight[0].numel())
+        patches = view.reshape(rows, math.prod(positions), math.prod(layer.weight.shape[1:]))
         yield chosen, patches, g.reshape(rows, layer.out_channels // groups, -1).transpose(1, 2)
 
 
@@ -424,7 +424,7 @@ def _norms_of_patches(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, 
     parts: list[tuple[Tensor, ...]] = []
     for _, patches, g in _patches(layer, x, grads, padding):
         step = chunk_records(
-            len(g), g.shape[1] ** 2 if kernel == "ghost" else layer.weight[0].numel() * g.shape[2], away=True
+            len(g), g.shape[1] ** 2 if kernel == "ghost" else math.prod(layer.weight.shape[1:]) * g.shape[2], away=True
         )
         for a, b in zip(patches.split(step), g.split(step), strict=True):
             if kernel == "norm_only":
