@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "website"))
 import tutorials  # noqa: E402
+import typeset  # noqa: E402
 
 PACKAGE = ROOT / "src/sordino"
 INTERNAL = {"sordino.cli", "sordino.shapes", "sordino.checks", "sordino.plot_style", "sordino.installation"}
@@ -230,7 +231,8 @@ class _Loads(HTMLParser):
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Put the script of the laboratory, with its table, below the element that it draws into."""
+    """Set formulas and numbers; put the script of the laboratory, with its table, below the element it draws into."""
+    html = typeset.set_numbers(typeset.set_formulas(html))
     if "data-laboratory" not in html:
         return html
     from sordino.report.render import laboratory_script
@@ -238,10 +240,26 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return f"{html}\n<script>{laboratory_script()}</script>"
 
 
+_ASKS = ' data-md-component="source"'
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """Leave the repository's link as it is: with this mark the theme's script asks its host for stars and releases."""
+    return output.replace(_ASKS, "")
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """The same for the page that is shown for a wrong address."""
+    return output_content.replace(_ASKS, "")
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """Raise if a page would load a font, a script or a picture from another host."""
+    """Raise if a page would load a font, a script or a picture from another host, or have the theme ask one."""
     for page in Path(config.site_dir).rglob("*.html"):
         reader = _Loads()
-        reader.feed(page.read_text(encoding="utf-8"))
+        text = page.read_text(encoding="utf-8")
+        reader.feed(text)
+        if _ASKS in text:
+            reader.foreign.append(_ASKS.strip())
         if reader.foreign:
             raise PluginError(f"{page.name} loads from another host: {', '.join(reader.foreign)}")

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Education and income: a regression, its private curve, and the surface it descends
+# # Education and income: a private regression
 #
 # What does a year of education add to the chance of a high income, and what may be told of it? Census records of 30 162
 # people, one feature. The longer study, with four private models and an attack on the exact release, is

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Private learning: losses, descent, generalization, and whom it serves
+# # Private learning and whom it serves
 #
 # Four exercises about the calculus of learning, an experiment on the gap between training and test error, and a
 # worksheet for the questions that no ε answers. Put your answers in the place of `None`; `check` says what refutes
