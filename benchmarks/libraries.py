@@ -62,13 +62,30 @@ PROBES: dict[str, dict[str, tuple[str, ...]]] = {
         "Opacus": ("opacus.PrivacyEngine",),
         "opake": ("opake.dpsgd.clipped_grad",),
         "JAX-Privacy": ("jax_privacy.clipped_grad",),
-        "TF-Privacy": ("tensorflow_privacy.VectorizedDPKerasSGDOptimizer",),
+        "TF-Privacy": ("tensorflow_privacy.DPSequential",),
     },
     "norms without per-record gradients (ghost clipping)": {
         "sordino": ("sordino.PerformanceOptions",),
         "Opacus": ("opacus.grad_sample.GradSampleModuleFastGradientClipping",),
         "TF-Privacy": ("tensorflow_privacy.privacy.fast_gradient_clipping.clip_grads",),
     },
+    "clipping norm that adapts": {
+        "sordino": ("sordino.clipping.QuantileClipping",),
+        "Opacus": ("opacus.optimizers.AdaClipDPOptimizer",),
+        "opake": ("opake.dpsgd.clipping.adaptive_clipped_grad",),
+        "TF-Privacy": ("tensorflow_privacy.QuantileAdaptiveClipSumQuery",),
+    },
+    "training over several devices": {
+        "sordino": ("sordino.training.sharded",),
+        "Opacus": ("opacus.distributed.DifferentiallyPrivateDistributedDataParallel",),
+        "opake": ("opake.distributed",),
+        "JAX-Privacy": ("jax_privacy.sharding_utils",),
+    },
+    "models of JAX or Keras": {
+        "JAX-Privacy": ("jax_privacy.keras_api",),
+        "TF-Privacy": ("tensorflow_privacy.DPSequential",),
+    },
+    "own kernels for language models on graphics cards": {"opake": ("opake.patches",)},
     "noise correlated over steps (DP-FTRL, matrix factorization)": {
         "sordino": ("sordino.mechanisms.correlated",),
         "opake": ("opake.dpftrl.mf_gaussian_noise",),
@@ -114,7 +131,7 @@ PROBES: dict[str, dict[str, tuple[str, ...]]] = {
         "sordino": ("sordino.audit.audit_training",),
         "opake": ("opake.auditing.one_run",),
         "JAX-Privacy": ("jax_privacy.auditing",),
-        "TF-Privacy": ("tensorflow_privacy.privacy.privacy_tests.membership_inference_attack",),
+        "TF-Privacy": ("tensorflow_privacy.privacy.membership_inference_attack",),
     },
     "federated learning, client-level privacy": {
         "sordino": ("sordino.federated.PrivateServer",),

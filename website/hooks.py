@@ -231,8 +231,8 @@ class _Loads(HTMLParser):
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Set formulas and numbers; put the script of the laboratory, with its table, below the element it draws into."""
-    html = typeset.set_numbers(typeset.set_formulas(html))
+    """Set formulas, numbers and pictures; put the laboratory's script, with its table, below what it draws into."""
+    html = typeset.link_pictures(typeset.set_numbers(typeset.set_formulas(html)))
     if "data-laboratory" not in html:
         return html
     from sordino.report.render import laboratory_script

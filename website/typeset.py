@@ -1,4 +1,4 @@
-"""What pages say in plain text, set for a browser: powers and indices of formulas, numbers of tables on one line.
+"""What pages say in plain text, set for a browser: powers and indices of formulas, numbers of tables, pictures.
 
 Formulas are written as one types them, `e^{λ(ε−L)}`, `w_P`: they can be read in a terminal, where `sordino explain`
 shows the same pages, and need no script that sets them.
@@ -6,7 +6,7 @@ shows the same pages, and need no script that sets them.
 
 import re
 
-__all__ = ["set_formulas", "set_numbers"]
+__all__ = ["link_pictures", "set_formulas", "set_numbers"]
 
 _TAG = re.compile(r"(<[^>]+>)")
 _LITERAL = ("code", "pre", "script", "style", "svg")
@@ -85,3 +85,19 @@ def set_numbers(html: str) -> str:
         return f'<td{found[1]} class="number">{found[2]}</td>' if is_number and "class=" not in found[1] else found[0]
 
     return _CELL.sub(cell, html)
+
+
+_PICTURE = re.compile(r'(<a\b[^>]*>\s*)?(<img\b[^>]*\bsrc="([^"]+)"[^>]*>)')
+
+
+def link_pictures(html: str) -> str:
+    """A picture leads to itself at its full size: one of several panels is small on a phone.
+
+    Example:
+        >>> link_pictures('<p><img alt="a" src="a.png" /></p>')
+        '<p><a href="a.png"><img alt="a" src="a.png" /></a></p>'
+    """
+    return _PICTURE.sub(
+        lambda found: found[0] if found[1] else f'<a href="{found[3]}">{found[2]}</a>',
+        html,
+    )

@@ -62,3 +62,11 @@ def test_a_cell_with_a_number_stays_on_one_line():
     row = f"<tr>{numbers}{words}</tr>"
     assert typeset.set_numbers(row).count('class="number"') == 2
     assert re.sub(' class="number"', "", typeset.set_numbers(row)) == row
+
+
+def test_a_picture_leads_to_itself_unless_it_leads_elsewhere():
+    assert typeset.link_pictures('<td><img src="a.png" alt="x"></td>') == (
+        '<td><a href="a.png"><img src="a.png" alt="x"></a></td>'
+    )
+    linked = '<a href="b.md"><img alt="x" src="a.png" /></a>'
+    assert typeset.link_pictures(linked) == linked
