@@ -14,7 +14,7 @@ _LETTER = r"[A-Za-zΑ-Ωα-ωℓℝℤ]"
 # What may stand behind ^ or _ without braces: a letter with its marks, a number, a star, infinity.
 _SHORT = rf"[−-]?(?:{_LETTER}[\u0300-\u036f′₀-₉]*|\d+|[*∞½⅓⅔¼¾])"
 _INDEXED = re.compile(
-    rf"(?:(?<![\w_.])(?:{_LETTER}[\u0300-\u036f′]*|max|min|sup|inf|log)|[)\]|∫Σ‖])_(?={{|{_SHORT}(?![A-Za-z0-9_]))"
+    rf"(?:(?<![\w_.])(?:{_LETTER}[\u0300-\u036f′]*|max|min|sup|inf|log)|[)\]|∫Σ‖])_(?={{|{_SHORT}(?![a-z0-9_]))"
 )
 _RAISED = re.compile(rf"\^(?={{|\(|{_SHORT})")
 
