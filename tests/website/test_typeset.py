@@ -23,7 +23,6 @@ import typeset
         ("∫_U^∞ du", "∫<sub>U</sub><sup>∞</sup> du"),
         ("max_i |w_Q|^{−λ}", "max<sub>i</sub> |w<sub>Q</sub>|<sup>−λ</sup>"),
         ("2^b.", "2<sup>b</sup>."),
-        ("E_aE_b + E_a", "E<sub>a</sub>E<sub>b</sub> + E<sub>a</sub>"),
     ],
 )
 def test_powers_and_indices_are_set(text, shown):
