@@ -130,7 +130,8 @@ def cap_clip_factors(
 
     `largest` is C/(n(1 + 2e-6)): the norms that are given may be too small by rounding.
     """
-    return torch.where(squared_norms.isfinite(), torch.minimum(factors, largest), torch.zeros_like(factors))
+    # Fails for NaN as well; one operation where isfinite() is four.
+    return torch.where(squared_norms.abs() < torch.inf, torch.minimum(factors, largest), 0.0)
 
 
 def max_clip_factors(norms: Float[Tensor, "*B"], max_grad_norm: float) -> Float[Tensor, "*B"]:
@@ -179,8 +180,8 @@ class FlatClipping(Clipping):
 
     def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """``min(1, C/(n(1 + 2e-6)))``, exactly 0 where n² is not finite; the type of `squared_norms`."""
-        norms = squared_norms.clamp(min=0).sqrt()
-        return cap_clip_factors(squared_norms, max_clip_factors(norms, max_grad_norm), torch.ones_like(norms))
+        largest = max_clip_factors(squared_norms.clamp(min=0).sqrt_(), max_grad_norm)
+        return torch.where(squared_norms.abs() < torch.inf, largest.clamp_(max=1), 0.0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

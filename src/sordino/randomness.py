@@ -36,7 +36,8 @@ __all__ = ["KeyedRNG", "RandomStream"]
 
 _KEY_BYTES = 32
 _BLOCK_BYTES = 16
-_ZEROS = bytes(1 << 20)
+# A view: a slice of it is no copy.
+_ZEROS = memoryview(bytes(1 << 20))
 _process, _process_id = "", os.getpid()
 
 

@@ -212,9 +212,9 @@ class NormsInBackward:
         for part in self._parts.values():
             # By number, not by a list of them, which would be sent to the device.
             for place, group in enumerate(part.groups):
-                measured.squares[group] += part.measured.squares[place]
-                measured.norm_error[group] += part.measured.norm_error[place]
-                measured.sum_error[group] += part.measured.sum_error[place]
+                measured.squares[group].add_(part.measured.squares[place])
+                if part.measured.norm_error is not None and part.measured.sum_error is not None:
+                    measured.add_errors(group, part.measured.norm_error[place], part.measured.sum_error[place])
         return [use for use in uses if use not in self._parts]
 
 
@@ -391,11 +391,7 @@ class TwoPassBackward:
         while True:
             self._start()
             self._must_repeat = False
-            self._measured = NormMeasurement(
-                squares=nothing.squares.clone(),
-                norm_error=nothing.norm_error.clone(),
-                sum_error=nothing.sum_error.clone(),
-            )
+            self._measured = NormMeasurement(squares=nothing.squares.clone())
             result = run(True)
             if not self._must_repeat:
                 with self.reading():

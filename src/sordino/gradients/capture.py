@@ -9,7 +9,7 @@ still receives an ordinary gradient was therefore used outside its layer: refuse
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -173,6 +173,10 @@ class Recorder(ABC):
         """
         return run(False)
 
+    def reading(self) -> AbstractContextManager[None]:
+        """A block that reads the recording several times, and prepares for it once."""
+        return nullcontext()
+
     def add_backward_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
         """Add the clipped sums of a recording with `sums_in_backward`."""
         raise NotImplementedError
@@ -296,7 +300,7 @@ class GradientCapture(Recorder):
         checks.positive(scale=scale)
         self.stop()
         if backward_strategy is not None:
-            backward_strategy.reading = self._reading
+            backward_strategy.reading = self.reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
         recording = CapturedGradients(
             records,
@@ -346,7 +350,7 @@ class GradientCapture(Recorder):
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
-        with self._reading():
+        with self.reading():
             return self._readable().squared_norms().sum(0)
 
     def squared_norm_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
@@ -369,15 +373,16 @@ class GradientCapture(Recorder):
         """
         recording = self._readable()
         if groups is None:
-            with self._reading():
-                return recording.squared_norm_bounds().sum(0)
+            with self.reading():
+                bounds = recording.squared_norm_bounds()
+                return bounds[0] if len(bounds) == 1 else bounds.sum(0)
         members = [parameter for group in groups for parameter in group]
         if len(set(members)) != len(members) or not set(self.trainable()) <= set(members):
             raise InvalidArgument(
                 "groups must hold every trained parameter once, got others. Build them from trainable()."
             )
         recording.group(groups)
-        with self._reading():
+        with self.reading():
             return recording.squared_norm_bounds()
 
     def add_weighted_sums(
@@ -396,7 +401,7 @@ class GradientCapture(Recorder):
         rows = weights[None] if weights.dim() == 1 else weights
         if rows.shape != (recording.groups, recording.records):
             raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
-        with self._reading():
+        with self.reading():
             recording.add_weighted_sums(rows, into, last=last)
 
     @property
@@ -425,7 +430,7 @@ class GradientCapture(Recorder):
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
-        with self._reading():
+        with self.reading():
             self._readable().add_backward_sums(into)
 
     def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
@@ -442,7 +447,7 @@ class GradientCapture(Recorder):
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
-        with self._reading():
+        with self.reading():
             recording = self._readable()
             for gradients in recording.per_record_gradients():
                 yield gradients, recording.scale
@@ -469,20 +474,34 @@ class GradientCapture(Recorder):
             self._calls.is_ordinary = False
             self.resume(aside)
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Modules may be run again while a recording is read, and products have full precision."""
-        self._calls.suspended += 1
-        try:
-            with full_precision(self._calls.anchor.device):
-                yield
-        finally:
-            self._calls.suspended -= 1
+    def reading(self) -> AbstractContextManager[None]:
+        """A block that reads a recording: modules may be run again, and products have full precision."""
+        return _Reading(self._calls)
 
     def _readable(self) -> CapturedGradients:
         if self._calls.recording is None:
             raise PrivacyError("a recording must exist to be read, got none. Run forward and backward inside one.")
         return self._calls.recording
+
+
+class _Reading:
+    """As of `GradientCapture.reading`; a block inside another has nothing more to do."""
+
+    def __init__(self, calls: ModuleCallHooks) -> None:
+        self._calls = calls
+        self._precision = None if calls.readers else full_precision(calls.anchor.device)
+
+    def __enter__(self) -> None:
+        if self._precision is not None:
+            self._precision.__enter__()
+        self._calls.suspended += 1
+        self._calls.readers += 1
+
+    def __exit__(self, *raised: object) -> None:
+        self._calls.suspended -= 1
+        self._calls.readers -= 1
+        if self._precision is not None:
+            self._precision.__exit__(*raised)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -201,8 +201,10 @@ class CapturedGradients:
                     if self._early is not None:
                         uses = self._early.add_to(measured, uses, self._group_of)
                     measured.add(uses, self._group_of)
-                self._norms = measured.squares * self.scale**2
-                self._bounds = measured.squared_norm_bounds() * self.scale**2
+                # The squares of a recording that nothing rounded are bounds as they are.
+                self._norms, self._bounds = measured.squares, measured.squared_norm_bounds()
+                if self.scale != 1:
+                    self._norms, self._bounds = self._norms * self.scale**2, self._bounds * self.scale**2
         return self._norms, self._bounds
 
     def add_weighted_sums(
@@ -224,12 +226,12 @@ class CapturedGradients:
         self._spent = last
         self._sealed = True
         with torch.no_grad():
-            scaled = weights.detach() * self.scale
+            scaled = weights.detach() if self.scale == 1 else weights.detach() * self.scale
             kept = _kept(scaled)
             if everyone is None:
                 everyone = guard_holds(kept if without is None else kept | without)
-            for group, row in enumerate(scaled):
-                self._add_group(group, row, into, None if everyone else kept[group])
+            for group in range(len(scaled)):
+                self._add_group(group, scaled[group], into, None if everyone else kept[group])
         if last:
             self._uses.clear()
 

@@ -442,6 +442,8 @@ class ModuleCallHooks:
         self.handles: list[RemovableHandle] = []
         # Modules may be run again while this is positive, and are not captured.
         self.suspended = 0
+        # How many blocks inside each other read a recording.
+        self.readers = 0
         # Inside `GradientCapture.ordinary` parameters may get ordinary gradients.
         self.is_ordinary = False
         self._frames: list[CallFrame | None] = []

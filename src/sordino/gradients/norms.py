@@ -179,25 +179,24 @@ def _by_adding(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Float[Ten
 Note = Callable[[LayerCall, frozenset[str]], None]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class NormMeasurement:
     """Squares and squared lengths, which add over parameters; the two are apart until the end.
 
     Args:
         squares: squared norms of each group and record.
-        norm_error: how much more the true ones can be.
-        sum_error: squared distance, at most, between what was measured and what a sum at weight 1 adds.
+        norm_error: how much more the true ones can be; None as long as nothing was rounded.
+        sum_error: squared distance, at most, between what was measured and what a sum at weight 1 adds; None likewise.
     """
 
     squares: Float[Tensor, "G B"]
-    norm_error: Float[Tensor, "G B"]
-    sum_error: Float[Tensor, "G B"]
+    norm_error: Float[Tensor, "G B"] | None = None
+    sum_error: Float[Tensor, "G B"] | None = None
 
     @staticmethod
     def nothing(groups: int, records: int, device: torch.device) -> "NormMeasurement":
         """Before the first use."""
-        parts = (torch.zeros(groups, records, dtype=torch.float64, device=device) for _ in range(3))
-        return NormMeasurement(squares=next(parts), norm_error=next(parts), sum_error=next(parts))
+        return NormMeasurement(squares=torch.zeros(groups, records, dtype=torch.float64, device=device))
 
     def add(self, uses: Sequence[LayerCall], group_of: Mapping[nn.Parameter, int], note: Note | None = None) -> None:
         """Take in uses whose parameters are used by no others.
@@ -221,13 +220,21 @@ class NormMeasurement:
                     members[0].release()
             else:
                 part, rounding = tied_squared_norms(members, shares)
-            self.squares[group] += part
+            self.squares[group].add_(part)
             if rounding is not None:
-                self.norm_error[group] += rounding.squares
-                self.sum_error[group] += rounding.length.square()
+                self.add_errors(group, rounding.squares, rounding.length.square())
+
+    def add_errors(self, group: int, norm_error: Float[Tensor, " B"], sum_error: Float[Tensor, " B"]) -> None:
+        """Take in what was rounded in a group."""
+        if self.norm_error is None or self.sum_error is None:
+            self.norm_error, self.sum_error = torch.zeros_like(self.squares), torch.zeros_like(self.squares)
+        self.norm_error[group].add_(norm_error)
+        self.sum_error[group].add_(sum_error)
 
     def squared_norm_bounds(self) -> Float[Tensor, "G B"]:
         """Square of a bound on the norm of what each record adds to a sum at weight 1."""
+        if self.norm_error is None or self.sum_error is None:
+            return self.squares
         # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
         measured = self.squares + self.norm_error
         return measured + 2 * (measured * self.sum_error).sqrt_() + self.sum_error

@@ -193,12 +193,13 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
     records = x.shape[0]
     if x.numel() == 0:
         return torch.zeros(records, dtype=torch.float64, device=x.device)
-    rows = x.reshape(records, -1)
+    rows = x if x.dim() == 2 else x.reshape(records, -1)
     if is_away(x) and not is_tracing_graph():
         step = max(1, _WIDENED // rows.shape[1])
         parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows.split(step)]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).square_()
-    rows = rows.to(compute_dtype(x))
+    if x.dtype is not torch.float32:
+        rows = rows.to(compute_dtype(x))
     if is_tracing_graph():
         # A compiler reads the entries once, whatever it adds them up in.
         return rows.double().square().sum(1)
@@ -207,8 +208,8 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
         return sums
     # Below this, squares of single-precision entries may have been flushed to zero. A NaN fails both comparisons.
     smallest, largest = rows.shape[1] * 1e-30, 1e37
-    low, high = (float(end) for end in torch.aminmax(sums.detach()))
-    if not (low > smallest and high < largest):
+    low, high = torch.aminmax(sums.detach())
+    if not (low.item() > smallest and high.item() < largest):
         index = (~((sums > smallest) & (sums < largest))).nonzero().flatten()
         sums[index] = _rescaled(rows.index_select(0, index))
     return sums
@@ -217,11 +218,11 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
 def _blocked(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
     length = rows.shape[1]
     if rows.dtype == torch.float64 or length <= _BLOCK:
-        return torch.linalg.vector_norm(rows, dim=1).double().square()
+        return torch.linalg.vector_norm(rows, dim=1).double().square_()
     block = _block_length(length)
     whole = length // block * block
     blocks = rows[:, :whole].unflatten(1, (-1, block))
-    sums = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    sums = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
     if whole < length:
         sums += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
     return sums

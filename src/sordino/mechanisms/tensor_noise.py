@@ -387,6 +387,9 @@ class TensorGaussianMechanism:
 
 def group_by_precision(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Neighbors whose noise is drawn in one row: in double precision, or in single precision for every other type."""
+    kinds = [tensor.dtype is torch.float64 for tensor in tensors]
+    if not kinds or all(kind is kinds[0] for kind in kinds):
+        return [list(tensors)] if kinds else []
     return [list(group) for _, group in itertools.groupby(tensors, lambda tensor: tensor.dtype == torch.float64)]
 
 

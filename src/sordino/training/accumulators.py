@@ -130,10 +130,17 @@ class ClippedSumAccumulator:
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
-        if isinstance(self._capture, Recorder) and self._capture.sums_in_backward:
-            if records:
-                self._capture.add_backward_sums(into)
-            return
+        if isinstance(self._capture, Recorder):
+            if self._capture.sums_in_backward:
+                if records:
+                    self._capture.add_backward_sums(into)
+                return
+            with self._capture.reading():
+                self._clip_and_add(into, records)
+        else:
+            self._clip_and_add(into, records)
+
+    def _clip_and_add(self, into: dict[nn.Parameter, Tensor], records: int) -> None:
         squares = self._capture.squared_norm_bounds(self._groups if len(self._groups) > 1 else None)
         squares = squares[None] if squares.dim() == 1 else squares
         if not records:
@@ -163,8 +170,12 @@ class ClippedSumAccumulator:
         """The factor of each record in each group, or in the `groups` with these numbers, from squares of bounds."""
         assert self._now is not None
         bounds = self._bounds if groups is None else [self._bounds[group] for group in groups]
+        rule = self._now.clipping.clip_factors
+        if len(bounds) == 1:
+            # As below, in one operation.
+            return rule(squares.nan_to_num(torch.inf, torch.inf, torch.inf), max_grad_norm=bounds[0])
         rows = zip(_finite(squares), bounds, strict=True)
-        return torch.stack([self._now.clipping.clip_factors(row, max_grad_norm=bound) for row, bound in rows])
+        return torch.stack([rule(row, max_grad_norm=bound) for row, bound in rows])
 
     @property
     def groups(self) -> Sequence[Sequence[nn.Parameter]]:

@@ -455,7 +455,7 @@ class _Chunks:
     def _key(self, chunk: Microbatch, draw: int) -> bytes:
         """The key of the random numbers that reading the records of a part may take."""
         stream = self._randomness.stream("records", step=draw, tensor=chunk.index, rank=self._rank)
-        return stream.integers64(4).tobytes()
+        return stream.device_key()
 
     def _split(self, drawn: np.ndarray, draw: int) -> Sequence[Microbatch]:
         indices = drawn if self._share is None else self._share(drawn)

@@ -6,6 +6,7 @@ else (a string, a number, None) is a leaf that is carried along unchanged.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from torch import Tensor
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["container_items", "is_leaf", "map_tensors", "tensors_in", "tree_leaves", "tree_map", "tree_rebuild"]
 
 
-_PLAIN_LEAVES = frozenset({type(None), bool, int, float, str})
-_PLAIN_SEQUENCES = frozenset({tuple, list})
-
-
 def tree_map(function: Callable[[object], object], batch: object) -> object:
     """The same structure with `function` applied to everything that is not a container."""
-    if is_leaf(batch):
+    kind = type(batch)
+    if _is_leaf_type(kind):
         return function(batch)
+    if kind is tuple:
+        return tuple([tree_map(function, part) for part in batch])  # pyright: ignore[reportGeneralTypeIssues]
     return tree_rebuild(batch, lambda part: tree_map(function, part))
 
 
@@ -40,17 +40,21 @@ def tree_leaves(batch: object) -> Iterator[object]:
 
 
 def _add_leaves(batch: object, found: list[object]) -> None:
-    if is_leaf(batch):
+    kind = type(batch)
+    if _is_leaf_type(kind):
         found.append(batch)
         return
-    parts = batch if type(batch) in _PLAIN_SEQUENCES else container_items(batch).values()
+    if kind is tuple or kind is list:
+        parts = batch
+    else:
+        parts = batch.values() if kind is dict else container_items(batch).values()  # pyright: ignore[reportAttributeAccessIssue]
     for part in parts:  # pyright: ignore[reportGeneralTypeIssues]
         _add_leaves(part, found)
 
 
 def tensors_in(batch: object) -> Iterator[Tensor]:
     """Every tensor of the batch, in order."""
-    return (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    return iter([leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)])
 
 
 def container_items(container: object) -> dict[object, object]:
@@ -90,7 +94,10 @@ def _is_record_type(batch: object) -> TypeGuard["DataclassInstance"]:
 
 def is_leaf(batch: object) -> bool:
     """Whether it is carried along whole: not a mapping, tuple, list or dataclass."""
-    # Asked for every argument of every call in a traced loop: the usual kinds come first.
-    if isinstance(batch, Tensor) or type(batch) in _PLAIN_LEAVES:
-        return True
-    return not isinstance(batch, Mapping | tuple | list) and not _is_record_type(batch)
+    return _is_leaf_type(type(batch))
+
+
+@lru_cache(maxsize=4096)
+def _is_leaf_type(kind: type) -> bool:
+    """`is_leaf` of its objects: asked for every argument of every call in a traced loop."""
+    return issubclass(kind, Tensor) or not (issubclass(kind, Mapping | tuple | list) or is_dataclass(kind))

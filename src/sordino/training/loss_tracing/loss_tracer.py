@@ -687,10 +687,10 @@ def _exchange(holder: "_Holder", old: Tensor, new: Tensor) -> bool:
 
 def _chance() -> Hashable:
     """The state of torch's generators, without waiting for a device."""
-    states = [bytes(torch.get_rng_state().numpy())]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states += [bytes(generator.get_state().numpy()) for generator in torch.cuda.default_generators]
-    return tuple(states)
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    return tuple([generator.get_state().numpy().tobytes() for generator in generators])
 
 
 def _another_state() -> NonPrivateStep:
