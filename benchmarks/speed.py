@@ -8,6 +8,8 @@ ratios are taken round by round, so that a machine that slows down slows all of 
 are measured where they are installed (the bench extra).
 
     ./run bench speed --quick
+
+`--parts` tells instead what each part of a step of a tiny model costs, in a custom loop and in `fit`.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from steps.cases import Case, cases
 from steps.clock import CLOCKS, machine, seconds
+from steps.parts import measure_parts, table_of_parts, write_parts
 from steps.ways import Step, compiled_step, peers, plain_step, private_step
 
 from sordino.training import tuned_process
@@ -183,9 +186,17 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser.add_argument("--compiled", action="store_true", help="the small models' steps also as compiled graphs")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--parts", action="store_true", help="only what each part of a small step costs")
+    parser.add_argument("--write", action="store_true", help="with --parts: write the tables into docs/performance.md")
     chosen = parser.parse_args(arguments)
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
+    if chosen.parts:
+        table = table_of_parts(measure_parts(300 if chosen.quick else 2000), machine())
+        print(table)
+        if chosen.write:
+            write_parts(table)
+        return []
     rounds, round_seconds = (5, 0.1) if chosen.quick else (15, 0.4)
     wanted = [case.on(chosen.device) for case in cases() if chosen.only in case.name]
     facts = machine()

@@ -18,7 +18,8 @@ SIZES = [(3, 2, 5), (64, 200, 300), (200, 130, 257), (511, 96, 64), (130, 700, 3
 def library(request, monkeypatch):
     if request.param and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("no oneDNN in this torch")
-    monkeypatch.setattr(numerics, "_is_faster", lambda: request.param)
+    for found in ("_is_faster", "_has_whole_units"):
+        monkeypatch.setattr(numerics, found, lambda: request.param)
 
 
 def normal(*shape, seed=0):
