@@ -1,7 +1,7 @@
 """A catalog of couplings, each refused, and of independent models, each accepted, in batches as large as training's."""
 
 import itertools
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from sordino.errors import CoupledRecords, UncapturedParameter, UnsupportedModule
 from sordino.gradients import GradientCapture
+from sordino.gradients.numerics import product_mode
 from sordino.training.fit import fit
 from sordino.training.loader import max_batch_size
 from sordino.training.plan import Plan
@@ -298,6 +299,90 @@ def test_rounding_that_does_not_repeat_is_no_coupling_and_hides_none(coupling):
         return
     with pytest.raises(CoupledRecords):
         probe(noisy(coupling))
+
+
+class Atomic(torch.autograd.Function):
+    """A backward pass that adds up in bfloat16 in any order: entries are off by one unit in the last place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        bits = gradient.contiguous().view(torch.int16).clone()
+        return (bits + torch.randint(-1, 2, bits.shape, generator=_ORDER, dtype=torch.int16)).view(torch.bfloat16)
+
+
+def atomic(couple):
+    def forward(model, x):
+        return couple(Atomic.apply(torch.tanh(model.inner(x)).bfloat16()).float())
+
+    return forward
+
+
+COUPLINGS_IN_HALF = {
+    "a mean": lambda h: h - h.mean(0),
+    "a small part of the mean": lambda h: h + 0.2 * h.mean(0),
+    "the largest": lambda h: h / h.abs().amax(0, keepdim=True).clamp(min=0.1),
+    "the record before": lambda h: h + 0.5 * h.roll(1, 0),
+    "a threshold": lambda h: h * (2.0 if bool((h.abs() > 0.9).sum() > 1) else 1.0),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_backward_pass_with_atomics_in_half_precision_is_no_coupling(seed):
+    probe(atomic(lambda h: h), seed=seed)
+
+
+@pytest.mark.parametrize("name", COUPLINGS_IN_HALF)
+def test_couplings_are_found_behind_a_backward_pass_with_atomics(name):
+    with pytest.raises(CoupledRecords, match="independent"):
+        probe(atomic(COUPLINGS_IN_HALF[name]))
+
+
+def other_kernels(couple):
+    """Products of single precision in TF32, rounded in another way for each number of records."""
+
+    def forward(model, x):
+        generator = torch.Generator().manual_seed(len(x))
+        hidden = model.inner(x)
+        return couple(hidden * (1 + 2.0**-7 * torch.empty(hidden.shape[1]).uniform_(0.5, 1, generator=generator)))
+
+    return forward
+
+
+@contextmanager
+def products_in(matmul, conv="ieee"):
+    """What torch may take on this processor's matrix units."""
+    backends = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend, mode in zip(backends, (matmul, conv), strict=True):
+            backend.fp32_precision = mode
+        yield
+    finally:
+        for backend, mode in zip(backends, before, strict=True):
+            backend.fp32_precision = mode
+
+
+def test_the_rounding_of_tf32_is_no_coupling_where_torch_may_take_it():
+    with pytest.raises(CoupledRecords):
+        probe(other_kernels(lambda h: h))
+    with products_in("tf32"):
+        probe(other_kernels(lambda h: h))
+        for name in ("a mean", "the record before"):
+            with pytest.raises(CoupledRecords, match="independent"):
+                probe(other_kernels(COUPLINGS_IN_HALF[name]))
+
+
+@pytest.mark.parametrize(
+    ("matmul", "conv", "expected"), [("ieee", "ieee", "full"), ("bf16", "ieee", "bf16"), ("ieee", "tf32", "tf32")]
+)
+def test_what_products_are_taken_in_is_what_torch_may(matmul, conv, expected):
+    with products_in(matmul, conv):
+        assert product_mode(torch.device("cpu"), convolutions=True) == expected
+        assert product_mode(torch.device("cpu"), convolutions=False) == ("full" if matmul == "ieee" else expected)
 
 
 class Compared(nn.Module):

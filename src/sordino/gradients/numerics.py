@@ -31,6 +31,7 @@ __all__ = [
     "is_away",
     "is_tracing_graph",
     "per_record_product",
+    "product_mode",
     "product_format",
     "product_operands",
     "read_flags",
@@ -137,6 +138,13 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 def is_autocast(kind: str) -> bool:
     """Whether operations on devices of this kind are cast now; torch raises for kinds it knows no casts for."""
     return (kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
+
+
+def product_mode(device: torch.device, *, convolutions: bool) -> Literal["full", "tf32", "bf16"]:
+    """What torch multiplies single precision in, by the user's settings, where convolutions count or don't."""
+    backends = [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if device.type == "cuda" else _PRODUCTS_ON_CPU)]
+    modes = {backend.fp32_precision for backend in (backends if convolutions else backends[:1])}
+    return "bf16" if "bf16" in modes else "tf32" if "tf32" in modes else "full"
 
 
 def without_autocast(kind: str) -> AbstractContextManager[object]:

@@ -263,6 +263,8 @@ class _Look:
         longer = [self._observed(_grown(self._padding, batch, one), chance, than=batch) for one in grown]
         tried = [other for other in longer if other is not None]
         tolerance = _ROUNDING.get(self._observer.dtype, _ROUNDING_HALF)
+        if self._observer.precision != "single":
+            tolerance = self._observer.other_shape()
         return bool(tried) and all(_same(shown, other, tolerance) for other in tried)
 
     def _observed(self, batch: object, chance: ChanceByPosition, *, than: object = None) -> ProbeResult | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import combinations
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from sordino.errors import (
 from sordino.gradients import GradientCapture
 from sordino.gradients.backward_strategies import TwoPassBackward
 from sordino.gradients.interception import CAPTURING_NODES
+from sordino.gradients.numerics import product_mode
 from sordino.training.probing.snapshots import (
     GENERATORS,
     DisableRandomness,
@@ -79,10 +80,10 @@ __all__ = [
 # Alone or in another batch, a record goes through other kernels: rounding, but far from the factor that a wrong
 # reduction makes.
 OTHER_SHAPE = {torch.float64: 1e-6, torch.float32: 1e-3}
-OTHER_SHAPE_HALF = 5e-2
+OTHER_SHAPE_HALF, OTHER_SHAPE_TF32 = 5e-2, 1e-2
 # A parameter's gradient that is nothing but rounding, relative to the whole gradient, and how much more it is in half
 # precision; and what a parameter's error may be, relative to the whole gradient's.
-_NOISE, _HALF_NOISE, _FLOOR = 1e-6, 1e4, 1e-2
+_NOISE, _HALF_NOISE, _TF32_NOISE, _FLOOR = 1e-6, 1e4, 1e3, 1e-2
 # So many entries of a record's outputs are looked at one by one.
 _SEEN = 64
 # So many numbers, and one for the rest, stand for the gradient of a parameter.
@@ -150,6 +151,20 @@ class ProbeRunner:
         self._idle: set[int] | None = None
         self.dtype = torch.float32
         self.gradients_follow = True
+
+    @property
+    def precision(self) -> Literal["half", "tf32", "single"]:
+        """The least precise numbers that were multiplied so far, double precision aside."""
+        if self.singled.is_half:
+            return "half"
+        device = next(iter(self._own)).device if self._own else torch.device("cpu")
+        mode = product_mode(device, convolutions=self.singled.convolves) if self.dtype == torch.float32 else "full"
+        return "half" if mode == "bf16" else "tf32" if mode == "tf32" else "single"
+
+    def other_shape(self, dtype: torch.dtype | None = None) -> float:
+        """The tolerance for what other kernels computed, with sums of this type."""
+        reduced = {"half": OTHER_SHAPE_HALF, "tf32": OTHER_SHAPE_TF32}.get(self.precision)
+        return OTHER_SHAPE.get(dtype or self.dtype, OTHER_SHAPE_HALF) if reduced is None else reduced
 
     def observe(
         self,
@@ -263,10 +278,10 @@ class ProbeRunner:
         size = 0.0 if wanted is None else float(torch.linalg.vector_norm(wanted))
         if captured is None or not bool(captured.any()):
             # What a layer passes on may be rounding only: a bias that a softmax takes out again.
-            return size <= _NOISE * whole * (_HALF_NOISE if self.singled.is_half else 1.0)
+            return size <= _NOISE * whole * {"half": _HALF_NOISE, "tf32": _TF32_NOISE}.get(self.precision, 1.0)
         got = captured.double()
         difference = float(torch.linalg.vector_norm(got if wanted is None else got - wanted))
-        tolerance = OTHER_SHAPE_HALF if self.singled.is_half else OTHER_SHAPE.get(captured.dtype, OTHER_SHAPE_HALF)
+        tolerance = self.other_shape(captured.dtype)
         return difference <= tolerance * size + _FLOOR * tolerance * whole
 
     def look(
@@ -616,10 +631,11 @@ _SAME_SHAPE = 1e-5
 _NORMS = 1e-4
 # Where sizes follow values (experts), or kernels add up in any order, a record's rounding is not always the same: some
 # units in the last place.
-_UNSTEADY, _UNSTEADY_HALF = 1e-4, 2e-2
+_UNSTEADY = {"single": 1e-4, "tf32": 2.5e-3, "half": 2e-2}
 # How much of a difference between two equal passes is called rounding: kernels that add up in any order. A difference
 # later on may be so many times as large.
-_UNREPEATED, _UNREPEATED_CUDA, _UNREPEATED_HALF = 1e-5, 1e-4, 2e-2
+_UNREPEATED, _UNREPEATED_CUDA = 1e-5, 1e-4
+_UNREPEATED_REDUCED = {"tf32": 2.5e-3, "half": 2e-2}
 _SPREAD = 6.0
 # In half precision a choice that is nearly a tie may fall otherwise in another kernel, for so many of the records.
 _TIES = 0.05
@@ -841,7 +857,7 @@ class _Probe:
         """Measure how far two equal passes are apart: rounding, where a kernel adds up in any order."""
         apart = self._distance(self._first, self._again())
         # In half precision few entries may differ, and none by chance.
-        if apart > _SAME_SHAPE / 10 or self._observer.singled.is_half:
+        if apart > _SAME_SHAPE / 10 or self._is_half:
             apart = max(apart, *(self._distance(self._first, self._again()) for _ in range(3)))
         self._unrepeated = apart
         self._refuse_unrepeated()
@@ -852,7 +868,7 @@ class _Probe:
     def _refuse_unrepeated(self) -> None:
         """What is more than rounding comes from a state, or from random numbers that can't be repeated."""
         most = _UNREPEATED_CUDA if self._is_cuda else _UNREPEATED
-        if not self._unrepeated <= (_UNREPEATED_HALF if self._observer.singled.is_half else most):
+        if not self._unrepeated <= _UNREPEATED_REDUCED.get(self._observer.precision, most):
             raise _forgets_nothing()
 
     def _distance(self, one: ProbeResult, other: ProbeResult) -> float:
@@ -874,7 +890,7 @@ class _Probe:
         singled = self._observer.singled
         floor = _SAME_SHAPE
         if singled.sizes_follow_values or self._unrepeated > 0:
-            floor = _UNSTEADY_HALF if singled.is_half else _UNSTEADY
+            floor = _UNSTEADY.get(self._observer.precision, _UNSTEADY["single"])
         return max(floor, _SPREAD * self._unrepeated)
 
     # --- once more, in case a function changes its mind ----------------------------------------------------------
@@ -938,9 +954,13 @@ class _Probe:
             self._compare_rows(seen, changed, replaced, _UNUSUAL if changes[1] else _CHANGED)
         return self._observer.gradients_follow
 
+    @property
+    def _is_half(self) -> bool:
+        return self._observer.precision == "half"
+
     def _is_unsteady(self) -> bool:
         """Whether two equal passes may be apart: kernels that add up in any order, half precision."""
-        return self._is_cuda or self._observer.singled.is_half
+        return self._is_cuda or self._is_half
 
     # --- some records replaced -----------------------------------------------------------------------------------
 
@@ -1159,7 +1179,7 @@ class _Probe:
         for size, part in parts:
             if part.shape[1] != whole.shape[1]:
                 continue
-            ties = _TIES if self._observer.singled.is_half else 0.0
+            ties = _TIES if self._is_half else 0.0
             if not _same_looks(whole[:size], part, 4 * self._other_shape(), ties=ties):
                 raise _coupled(f"a record's result depends on how many others there are. {_REMEDY}")
 
@@ -1180,7 +1200,7 @@ class _Probe:
         tolerance = self._other_shape()
         norms = torch.cat([part.norms for part in parts]).flip(0)
         wrong = ~_near(whole.norms, norms, 4 * tolerance, floor=_SMALL_ELSEWHERE, least=least)
-        ties = _TIES * len(wrong) if self._observer.singled.is_half else 0
+        ties = _TIES * len(wrong) if self._is_half else 0
         if int(wrong.sum()) > ties:
             raise _coupled(f"a record's gradient depends on which others there are, or on their order. {_REMEDY}")
         alone = [part.losses for part in parts if part.losses is not None]
@@ -1196,10 +1216,7 @@ class _Probe:
 
     def _other_shape(self) -> float:
         """The tolerance for batches of other shapes."""
-        tolerance = OTHER_SHAPE.get(self._observer.dtype, OTHER_SHAPE_HALF)
-        if self._observer.singled.is_half:
-            tolerance = OTHER_SHAPE_HALF
-        return max(tolerance, _SPREAD * self._unrepeated)
+        return max(self._observer.other_shape(), _SPREAD * self._unrepeated)
 
     def fill_up(self, *, values: bool) -> None:
         """All this in a batch as large as training's, in which thresholds are exceeded and order shows.
@@ -1565,7 +1582,8 @@ def _forgets_nothing() -> CoupledRecords:
     return CoupledRecords(
         "model must forget a batch when the next one comes, got another gradient for the same records after other "
         "records. Keep no hidden state or counter between forward passes, and draw random numbers from torch's, "
-        "numpy's or Python's own generator."
+        "numpy's or Python's own generator. On a GPU kernels that add up in any order do it too: call "
+        "torch.use_deterministic_algorithms(True)."
     )
 
 

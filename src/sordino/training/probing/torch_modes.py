@@ -213,13 +213,14 @@ class ComparisonConstants(TorchDispatchMode):
         integers: numbers that integer tensors are compared with; for an order also their neighbors.
         floats: numbers that floating tensors are compared with for equality.
         is_half: whether something was computed in half precision.
+        convolves: whether there was a convolution.
         sizes_follow_values: whether shapes depended on values, as they do where records are sent to experts.
         reads_values: whether Python read a number out of a tensor, and may branch on it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_half = self.sizes_follow_values = self.reads_values = False
+        self.is_half = self.sizes_follow_values = self.reads_values = self.convolves = False
         self.integers: dict[int, None] = {}
         self.floats: dict[float, None] = {}
 
@@ -240,6 +241,7 @@ class ComparisonConstants(TorchDispatchMode):
             self._compared((args[1], args[4]), ordered=False)
         self.sizes_follow_values = self.sizes_follow_values or name in _SIZED_BY_VALUES
         self.reads_values = self.reads_values or name in _READING
+        self.convolves = self.convolves or "convolution" in name
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype in {torch.float16, torch.bfloat16}:
             self.is_half = True
