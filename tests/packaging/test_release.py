@@ -1,5 +1,6 @@
 """The release script sets the version everywhere, and stops where a release would be wrong."""
 
+import os
 import re
 import subprocess
 import sys
@@ -120,3 +121,34 @@ def test_an_address_that_is_none_is_refused(project, address, capsys):
     with pytest.raises(SystemExit):
         addresses.main(["--site", address], project)
     assert "must begin with https://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "takes_latest"), [("0.1.3", False), ("0.10.1", True), ("0.10.0", True), ("1.0.0", True)]
+)
+def test_the_site_of_an_older_version_does_not_become_the_latest(project, version, takes_latest):
+    for name in ("run", "constraints.txt"):
+        (project / name).write_bytes((ROOT / name).read_bytes())
+    for tag in ("v0.1.0", "v0.2.0", "v0.10.0"):
+        commit(project, "tag", tag)
+    # An environment that is up to date, with a program that says how it was called.
+    tools = project / ".venv/bin"
+    tools.mkdir(parents=True)
+    (tools / "mike").write_text('#!/bin/sh\necho "$@"\n')
+    (tools / "mike").chmod(0o755)
+    state = subprocess.run(
+        "cat pyproject.toml constraints.txt | cksum; echo", shell=True, cwd=project, capture_output=True
+    )
+    (project / ".venv/sordino-docs").write_bytes(state.stdout.rstrip(b"\n") + b"\n")
+    environment = {name: value for name, value in os.environ.items() if name != "SORDINO_TORCH"}
+    done = subprocess.run(
+        ["sh", "run", "docs", "--deploy", version],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    series = version.rpartition(".")[0]
+    latest = f"deploy --push --update-aliases {series} latest\nset-default --push latest\n"
+    assert done.stdout == (latest if takes_latest else f"deploy --push {series}\n")
