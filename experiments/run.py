@@ -49,7 +49,7 @@ from sordino.mechanisms import PrivateSecondMoment, standard_normal
 from sordino.mechanisms.calibration import GaussianBudget
 from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
 from sordino.randomness import KeyedRNG
-from sordino.recipes import cnn, logistic, mlp
+from sordino.recipes import cnn, logistic, mlp, scattering_recipes
 from sordino.recipes.training_config import cross_entropy_per_record
 from sordino.research import ProjectedClipping
 from sordino.training import PerformanceOptions, Plan
@@ -73,7 +73,7 @@ class Cell:
     """One training. All of it follows from these settings, the seed of its weights, batches and noise included.
 
     Args:
-        data: a named public dataset; its first `records` training records are used.
+        data: a named public dataset, or one of `TASKS`; its first `records` training records are used.
         mode: one of `MODES`. Only the first protects anybody.
         model: logistic, mlp (tanh, records of norm 2), cnn, or relu (one hidden layer on the features as they are).
         pca: private principal components kept, released with `pca_noise_multiplier`; 0 takes the features.
@@ -175,6 +175,11 @@ class Cell:
         )
         return replace(found, epsilon=spent.upper, accountant=spent.accountant)
 
+    def delta_after(self, steps: int, epsilon: float) -> float:
+        """δ at which the first `steps` steps would be (ε, δ)-private: the certified upper end."""
+        event, relation = self._with_components(self.plan.event(steps)), self.plan.neighboring_relation
+        return accounting.delta(event, epsilon, neighboring_relation=relation).upper
+
     @cached_property
     def epsilon(self) -> float | None:
         """ε of the cell, or None where nothing is guaranteed."""
@@ -198,8 +203,10 @@ class Panel:
 
     Args:
         x: a setting that is varied, "epoch", "epsilon" (of the cell), or "spent" (ε so far, while it is trained).
-        y: accuracy, epsilon, noise_multiplier, seconds (of the processor) or memory (megabytes).
+        y: accuracy, loss (on training records), epsilon, delta (so far, at an ε of `epsilons`), noise_multiplier,
+            seconds (of the processor) or memory (megabytes).
         lines: the setting that tells lines apart.
+        epsilons: for delta: ε of each line, by the value of its setting.
         where: settings of the panel's cells; others that are varied have the value of [base]. "none" is no value, "all"
             every one.
         marks: values from elsewhere, each with x, y and words.
@@ -212,6 +219,7 @@ class Panel:
     logarithmic: bool = False
     title: str = ""
     marks: Sequence[Mapping[str, Value]] = ()
+    epsilons: Mapping[str, float] = field(default_factory=dict)
     low: float | None = None
 
 
@@ -283,7 +291,15 @@ def read_experiment(path: Path, *, quick: bool = False, full: bool = False) -> E
     )
     for panel in panels:
         one_of((*axes, "epoch", "epsilon", "spent"), x=panel.x)
-        one_of(("accuracy", "epsilon", "noise_multiplier", "seconds", "memory"), y=panel.y)
+        one_of(("accuracy", "loss", "epsilon", "delta", "noise_multiplier", "seconds", "memory"), y=panel.y)
+        if panel.y == "delta":
+            one_of(("epoch",), x=panel.x)
+            wanted = {_shown(cell.value(panel.lines)) for cell in found.cells_of(panel)} if panel.lines else set()
+            if not wanted or wanted - set(panel.epsilons):
+                raise InvalidArgument(
+                    f"epsilons must hold an ε for each line of {panel.title!r}, got {dict(panel.epsilons)}. "
+                    f"Give one for {', '.join(sorted(wanted)) or 'each value of lines'}."
+                )
         _check_points(found, panel)
     return found
 
@@ -292,10 +308,12 @@ def _cell(
     data: Mapping[str, Value], base: Mapping[str, Value], varied: dict[str, Value], place: str, *, quick: bool
 ) -> Cell:
     other = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
+    other |= {"epochs": "steps", "steps": "epochs"}
     values = {name: value for name, value in base.items() if other.get(name) not in varied} | varied
     _only(data, ("name", "records"), f"{place} [data]")
-    one_of(tuple(CATALOG), name=data["name"])
-    records = int(data.get("records", CATALOG[str(data["name"])].train_shape[0]))
+    name = str(data["name"])
+    one_of((*CATALOG, *TASKS), name=name)
+    records = int(data["records"] if "records" in data else TASKS[name][0] if name in TASKS else _size(name))
     if quick:
         records = min(records, QUICK_RECORDS)
     for name, steps in (("epochs", "steps"), ("decay_epochs", "decay_steps")):
@@ -307,6 +325,10 @@ def _cell(
         values["projections"] = 0
     values.update(data=data["name"], records=records)
     return _build(Cell, values, f"{place}: a cell").canonical
+
+
+def _size(name: str) -> int:
+    return CATALOG[name].train_shape[0]
 
 
 def _only(table: Mapping[str, object], known: Iterable[str], place: str) -> None:
@@ -335,7 +357,8 @@ def _check_points(experiment: Experiment, panel: Panel) -> None:
         across = {"epoch": None, "spent": None, "epsilon": (cell.noise_multiplier, cell.target_epsilon)}
         place = across[panel.x] if panel.x in across else cell.value(panel.x)
         line = cell.value(panel.lines) if panel.lines else None
-        first = replace(points.setdefault((line, place, cell.mode if panel.lines is None else None), cell), seed=0)
+        kind = cell.mode if panel.lines is None else cell.mode == "private"
+        first = replace(points.setdefault((line, place, kind), cell), seed=0)
         if first != replace(cell, seed=0):
             names = [item.name for item in fields(Cell) if getattr(first, item.name) != getattr(cell, item.name)]
             raise InvalidArgument(
@@ -357,6 +380,7 @@ class Result:
         curve: (epoch, accuracy, accuracy on the first training records, ε so far) while it was trained.
         seconds: of the processor (one thread) for the training, without measuring.
         memory: megabytes by which the process grew while training; None where the system doesn't tell.
+        loss: mean cross-entropy of the first training records at the end, in nats.
     """
 
     accuracy: float
@@ -364,6 +388,7 @@ class Result:
     curve: tuple[tuple[float, float, float, float | None], ...]
     seconds: float
     memory: float | None
+    loss: float | None = None
 
 
 def train_cell(cell: Cell) -> Result:
@@ -407,23 +432,77 @@ def train_cell(cell: Cell) -> Result:
         curve=tuple(curve),
         seconds=seconds,
         memory=None if peak is None or before is None else max(0.0, peak - before),
+        loss=mean_loss(model, seen),
     )
 
 
 def load_records(cell: Cell) -> tuple[Pair, Pair, int]:
     """Training and test records as the model takes them: as they are, or on private principal components."""
-    dataset = _load(cell.data)
-    train, test = dataset.train.tensors(), dataset.test.tensors()
+    train, test, classes = _load(cell.data)
     train = (train[0][: cell.records], train[1][: cell.records])
     if cell.pca:
         words = repr((cell.data, cell.records, cell.pca_noise_multiplier, cell.seed))
         rng = KeyedRNG(seed=int(hashlib.sha256(words.encode()).hexdigest()[:24], 16), reproducible=True)
         basis = directions(train[0], noise_multiplier=cell.pca_noise_multiplier, rng=rng)[:, : cell.pca].float()
         train, test = ((features.flatten(1) @ basis, labels) for features, labels in (train, test))
-    return train, test, dataset.num_classes
+    return train, test, classes
 
 
-_load = cache(load_dataset)
+def digits_three_and_five() -> tuple[Pair, Pair, int]:
+    """MNIST, the digits 3 (label 0) and 5 (label 1)."""
+    train, test, _ = _load("mnist")
+
+    def part(records: Pair) -> Pair:
+        keep = (records[1] == 3) | (records[1] == 5)
+        return records[0][keep], (records[1][keep] == 5).long()
+
+    return part(train), part(test), 2
+
+
+def bike_rentals() -> tuple[Pair, Pair, int]:
+    """UCI bike sharing, hours of two years: are there more rentals than in the median hour? 15 numbers an hour.
+
+    The two columns whose sum is the number of rentals are left out. Columns have mean 0 and variance 1 over the public
+    training records, cut at 3. The first fold of the folder uci/ of SORDINO_DATA is tested.
+    """
+    folder = Path(os.environ.get("SORDINO_DATA", "data")) / "uci"
+    table = np.loadtxt(folder / "bike.data.csv.gz", delimiter=",")
+    tested = np.loadtxt(folder / "bike.test_mask.csv.gz", delimiter=",")[:, 0] > 0
+    order = np.random.default_rng(0).permutation(len(table))
+    table, tested = table[order], tested[order]
+    center, spread = table[~tested].mean(axis=0), table[~tested].std(axis=0)
+    features = torch.from_numpy(np.clip((table - center)[:, :-3] / spread[:-3], -3, 3)).float()
+    labels = torch.from_numpy(table[:, -1] > np.median(table[~tested, -1])).long()
+    return (features[~tested], labels[~tested]), (features[tested], labels[tested]), 2
+
+
+def scattered_photographs() -> tuple[Pair, Pair, int]:
+    """CIFAR-10 on the 1000 whitened scattering directions of the recipe `scatter`, constants that read no record."""
+    shape = (3, 32, 32)
+    train, test, classes = _load("cifar10")
+    axes = scattering_recipes._directions(shape, mirror=False)
+
+    def rows(records: Pair) -> Pair:
+        return torch.from_numpy(scattering_recipes.scattered(records[0], mirror=False, directions=axes)), records[1]
+
+    return rows(train), rows(test), classes
+
+
+# Tasks made of public datasets: number of training records, and what makes them.
+TASKS: Mapping[str, tuple[int, Callable[[], tuple[Pair, Pair, int]]]] = {
+    "mnist-3-5": (11_552, digits_three_and_five),
+    "bike": (15_642, bike_rentals),
+    "cifar10-scattering": (50_000, scattered_photographs),
+}
+
+
+@cache
+def _load(name: str) -> tuple[Pair, Pair, int]:
+    """Training records, test records and the number of classes."""
+    if name in TASKS:
+        return TASKS[name][1]()
+    dataset = load_dataset(name)
+    return dataset.train.tensors(), dataset.test.tensors(), dataset.num_classes
 
 
 def directions(features: Tensor, *, noise_multiplier: float, rng: KeyedRNG) -> Tensor:
@@ -510,6 +589,13 @@ def accuracy(model: nn.Module, records: Pair) -> float:
     """Share of records whose largest logit is that of their label, in [0, 1]."""
     chunks = zip(records[0].split(CHUNK), records[1].split(CHUNK), strict=True)
     return sum(int((model(features).argmax(1) == labels).sum()) for features, labels in chunks) / len(records[1])
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, records: Pair) -> float:
+    """Mean cross-entropy, in nats."""
+    chunks = zip(records[0].split(CHUNK), records[1].split(CHUNK), strict=True)
+    return sum(float(cross_entropy_per_record(model, *chunk).double().sum()) for chunk in chunks) / len(records[1])
 
 
 def _memory(name: str, *, reset: bool = False) -> float | None:
@@ -686,6 +772,7 @@ def _shown(value: Value | None) -> str:
 
 WORDS = {
     "accuracy": "accuracy (%)",
+    "loss": "loss on training records",
     "epsilon": "ε",
     "noise_multiplier": "noise multiplier σ",
     "seconds": "processor seconds of training",
@@ -763,8 +850,11 @@ def _draw_panel(axes, experiment: Experiment, panel: Panel, rows: Sequence[Row])
     for (value, unprotected), members in lines.items():
         place = colors[value] % len(MARKERS)
         label = _label(panel.lines, value) if panel.lines else ""
-        if not label and unprotected:
-            label = "not private" if members[0].cell.mode == "neither" else members[0].cell.mode
+        if panel.y == "delta":
+            label = f"{label}, ε = {panel.epsilons[_shown(value)]:g}"
+        if unprotected and panel.lines != "mode":
+            words = "not private" if members[0].cell.mode == "neither" else members[0].cell.mode
+            label = f"{label}, {words}" if label else words
         style = {
             "color": METHOD_COLOURS[place],
             "marker": MARKERS[place],
@@ -787,14 +877,20 @@ def _draw_panel(axes, experiment: Experiment, panel: Panel, rows: Sequence[Row])
         axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
         axes.minorticks_off()
     elif panel.logarithmic:
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.tick_params(axis="x", which="minor", labelbottom=False)
+        low, high = axes.get_xlim()
+        places = [lead * 10.0**power for power in range(-6, 7) for lead in (1, 2, 5)]
+        places = [place for place in places if low <= place <= high]
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.minorticks_off()
     if panel.x == "epoch":
         axes.xaxis.get_major_locator().set_params(integer=True)
-    heights = [value for row in rows if (value := row.mean(panel.y)) and math.isfinite(value)]
+    measured = rows if panel.y != "delta" else ()
+    heights = [value for row in measured if (value := row.mean(panel.y)) and math.isfinite(value)]
     if panel.y in ("epsilon", "seconds") and heights and max(heights) > 30 * min(heights):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if panel.y == "delta":
+        axes.set_yscale("log")
     if panel.low is not None:
         axes.set_ylim(bottom=scale * panel.low)
     axes.grid(axis="y", color=COLORS["hair"])
@@ -856,6 +952,9 @@ def _draw_curves(axes, panel: Panel, rows: Sequence[Row], style: dict, _names: S
         curves = np.array([result.curve for result in row.results], dtype=float)
         means, spreads = curves.mean(axis=0), curves.std(axis=0, ddof=1) if len(curves) > 1 else 0 * curves[0]
         x = means[:, 3 if panel.x == "spent" else 0]
+        if panel.y == "delta":
+            axes.plot(x, _deltas(panel, row.cell, x), linewidth=2, markersize=4, **style)
+            continue
         column, scale = (3, 1.0) if panel.y == "epsilon" else (1, 100.0)
         y, bars = scale * means[:, column], scale * spreads[:, column]
         axes.plot(x, y, linewidth=2, markersize=4, **style)
@@ -863,6 +962,11 @@ def _draw_curves(axes, panel: Panel, rows: Sequence[Row], style: dict, _names: S
             axes.fill_between(x, y - bars, y + bars, color=style["color"], alpha=0.15, linewidth=0)
         if column == 1:
             axes.plot(x, 100 * means[:, 2], color=style["color"], linewidth=1.2, linestyle=(0, (1, 2)))
+
+
+def _deltas(panel: Panel, cell: Cell, epochs: np.ndarray) -> list[float]:
+    epsilon = panel.epsilons[_shown(cell.value(panel.lines or ""))]
+    return [cell.delta_after(round(epoch * cell.records / cell.batch_size), epsilon) for epoch in epochs]
 
 
 def _label(name: str, value: Value | None) -> str:
