@@ -232,7 +232,8 @@ class _Loads(HTMLParser):
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Set formulas, numbers and pictures; put the laboratory's script, with its table, below what it draws into."""
-    html = typeset.link_pictures(typeset.set_numbers(typeset.set_formulas(html)))
+    for change in (typeset.set_formulas, typeset.set_numbers, typeset.break_names, typeset.link_pictures):
+        html = change(html)
     if "data-laboratory" not in html:
         return html
     from sordino.report.render import laboratory_script

@@ -6,7 +6,7 @@ shows the same pages, and need no script that sets them.
 
 import re
 
-__all__ = ["link_pictures", "set_formulas", "set_numbers"]
+__all__ = ["break_names", "link_pictures", "set_formulas", "set_numbers"]
 
 _TAG = re.compile(r"(<[^>]+>)")
 _LITERAL = ("code", "pre", "script", "style", "svg")
@@ -101,3 +101,20 @@ def link_pictures(html: str) -> str:
         lambda found: found[0] if found[1] else f'<a href="{found[3]}">{found[2]}</a>',
         html,
     )
+
+
+_NAME = re.compile(r"(?<=[a-z0-9])([._])(?=[a-z])")
+
+
+def break_names(html: str) -> str:
+    """Long names in cells may break behind a dot or an underscore, where a phone has no room for them.
+
+    Example:
+        >>> break_names("<td><code>sordino.integrations.accelerate</code></td><td><code>a.b</code></td>")
+        '<td><code>sordino.<wbr>integrations.<wbr>accelerate</code></td><td><code>a.b</code></td>'
+    """
+
+    def name(found: re.Match[str]) -> str:
+        return _NAME.sub(r"\1<wbr>", found[0]) if len(found[1]) > 16 else found[0]
+
+    return _CELL.sub(lambda cell: re.sub(r"<code>([^<]*)</code>", name, cell[0]), html)

@@ -70,3 +70,11 @@ def test_a_picture_leads_to_itself_unless_it_leads_elsewhere():
     )
     linked = '<a href="b.md"><img alt="x" src="a.png" /></a>'
     assert typeset.link_pictures(linked) == linked
+
+
+def test_a_long_name_in_a_cell_may_break_and_nothing_else_changes():
+    cell = "<td><code>max_physical_batch_size</code>, <code>a.b</code></td>"
+    assert typeset.break_names(cell).count("<wbr>") == 3
+    assert typeset.break_names(cell).replace("<wbr>", "") == cell
+    outside = "<p><code>sordino.integrations.accelerate</code></p>"
+    assert typeset.break_names(outside) == outside
