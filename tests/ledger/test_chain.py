@@ -4,6 +4,7 @@ import sqlite3
 
 import pytest
 
+from sordino.accounting import epsilon
 from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError
 from sordino.events import Gaussian, SelfComposed, to_json
 from sordino.ledger import Ledger
@@ -174,3 +175,51 @@ def test_a_reservation_that_just_fits_verifies_however_finely_it_is_drawn(ledger
     ledger.verify()
     with pytest.raises(BudgetExceeded):
         account.charge(step)
+
+
+@pytest.fixture
+def fixed_before(ledger):
+    """An account whose events are named before the first charge: declare, reserve, two charges, release."""
+    account = ledger.declare("plan", epsilon=1.0, delta=1e-5, policy="pld")
+    with account.reserve(SelfComposed(event=EVENT, count=3)) as reservation:
+        reservation.charge(EVENT)
+        reservation.charge(EVENT)
+    ledger.verify()
+    return ledger
+
+
+def test_what_is_fixed_before_the_first_charge_is_added_up_again(fixed_before):
+    # Three Gaussians of noise multiplier 10 have ε 0.66 at δ = 1e-5, by their one of 10/√3.
+    assert 0.6 < epsilon(Gaussian(noise_multiplier=10 / 3**0.5), 1e-5).upper < 0.7
+    rewritten(fixed_before, lambda row: {**row, "body": row["body"].replace('"epsilon": 1.0', '"epsilon": 0.6')})
+    with pytest.raises(LedgerError, match=r"line 2 .*goes beyond the budget"):
+        fixed_before.verify()
+
+
+def test_less_noise_than_the_budget_allows_shows_though_every_line_says_the_same(fixed_before):
+    rewritten(fixed_before, lambda row: {**row, "body": row["body"].replace("10.0", "1.0")})
+    with pytest.raises(LedgerError, match=r"line 2 .*goes beyond the budget"):
+        fixed_before.verify()
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "fault"),
+    [
+        (4, lambda row: {**row, "reservation": ""}, "adds an event after the first charge"),
+        (4, lambda row: {**row, "kind": "reserve"}, "reserves under a name that was used"),
+        (3, lambda row: {**row, "kind": "gift"}, "is of an unknown kind"),
+        (1, lambda row: {**row, "kind": "budget"}, "declares the account in the wrong place"),
+        (
+            3,
+            lambda row: {
+                **row,
+                "body": row["body"].replace(to_json(EVENT), to_json(SelfComposed(event=EVENT, count=4)), 1),
+            },
+            "takes more from its reservation than was left",
+        ),
+    ],
+)
+def test_a_new_chain_with_a_line_that_no_ledger_writes_is_told(fixed_before, line, change, fault):
+    rewritten(fixed_before, lambda row: change(row) if row["seq"] == line else row)
+    with pytest.raises(LedgerError, match=f"line {line} of account 'plan' {fault}"):
+        fixed_before.verify()
