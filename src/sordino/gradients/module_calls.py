@@ -427,6 +427,19 @@ class CallFrame:
     rehearsal: bool = False
 
 
+def _without_modes(hook: Callable[..., _Result]) -> Callable[..., _Result]:
+    """The hook of a layer with a rule, outside torch's function modes; with a tensor of a class of its own within."""
+
+    def run(module: nn.Module, args: _Args, *others: object) -> _Result:
+        named, *output = others
+        if named or any(isinstance(value, Tensor) and type(value) is not Tensor for value in (*args, *output)):
+            return hook(module, args, *others)
+        with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+            return hook(module, args, *others)
+
+    return run
+
+
 class ModuleCallHooks:
     """What happens when modules are called, and the state of the calls in progress.
 
@@ -502,6 +515,9 @@ class ModuleCallHooks:
         def leave(_module: nn.Module, args: _Args, kwargs: _Kwargs, output: object) -> object:
             return self._following.quietly(self._after, args, kwargs, output)
 
+        if site.rule is not None:
+            # Modes that the forward pass runs in would be asked about each look at a tensor, and have no part in it.
+            enter, leave = _without_modes(enter), _without_modes(leave)
         before, after = ModuleHook(enter, site.module), ModuleHook(leave, site.module)
         first = site.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         # A rule reads the bare output; a module that is run again is run with the user's hooks.
