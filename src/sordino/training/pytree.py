@@ -9,12 +9,17 @@ from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard, cast
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = ["container_items", "is_leaf", "map_tensors", "tensors_in", "tree_leaves", "tree_map", "tree_rebuild"]
+
+
+_PLAIN_LEAVES = frozenset({type(None), bool, int, float, str, Tensor})
+_PLAIN_CONTAINERS = frozenset({tuple, list, dict})
 
 
 def tree_map(function: Callable[[object], object], batch: object) -> object:
@@ -97,7 +102,18 @@ def is_leaf(batch: object) -> bool:
     return _is_leaf_type(type(batch))
 
 
-@lru_cache(maxsize=4096)
 def _is_leaf_type(kind: type) -> bool:
     """`is_leaf` of its objects: asked for every argument of every call in a traced loop."""
+    if kind in _PLAIN_LEAVES:
+        return True
+    if kind in _PLAIN_CONTAINERS:
+        return False
+    # torch.compile looks past a cache, and says so.
+    return _look_at_type(kind) if torch.compiler.is_dynamo_compiling() else _known_type(kind)
+
+
+def _look_at_type(kind: type) -> bool:
     return issubclass(kind, Tensor) or not (issubclass(kind, Mapping | tuple | list) or is_dataclass(kind))
+
+
+_known_type = lru_cache(maxsize=4096)(_look_at_type)
