@@ -12,6 +12,7 @@ is an experiment in which the first is replaced and the second is not.
 
 import math
 import random
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -389,7 +390,10 @@ class ProbeRunner:
         # One for all modules leaves the hooks of the model itself alone, which the capture's must be the outermost of.
         handle = register_module_forward_hook(cast("Callable[..., None]", note))
         try:
-            yield noted, given
+            with warnings.catch_warnings():
+                # Of a compiled wrapper torch says that it calls the hook once for each of the two modules.
+                warnings.filterwarnings("ignore", "Using `torch.compile")
+                yield noted, given
         finally:
             handle.remove()
 
