@@ -1,4 +1,4 @@
-"""Dynamic schedules, clipping methods, projected norms and optimizers side by side: `./run bench policies [--quick]`.
+"""Dynamic schedules, clipping methods, projected norms, optimizers, learned policies: `./run bench policies [--quick]`.
 
 Digits 3 and 5 and UCI Adult play the private data, digits 4 and 6 and a part of Adult the public ones. Learning rates
 are picked on the public task, schedules are made from it; the private task is run once for each seed.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from policy.figures import figures
+from policy.joint import joint
 from policy.norms import one, projections
 from policy.training import adult, base_plan, best_rate, digits, logistic, losses, mean_of, network, table, trained
 from torch import Tensor, nn
@@ -191,7 +192,7 @@ def without_infinity(body: object) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds, few records; nothing is kept")
-    parts = {part.__name__: part for part in (dynamic, clippings, optimizers, projections)}
+    parts = {part.__name__: part for part in (dynamic, clippings, optimizers, projections, joint)}
     parser.add_argument("--only", choices=sorted(parts), help="one part; the others' results are kept")
     parser.add_argument("--one", nargs=2, metavar=("WAY", "WIDTH"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()

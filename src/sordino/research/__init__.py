@@ -2,6 +2,7 @@
 
     projections        JL clipping: norms estimated from random projections; a clipping method with an event of its own
     noise_schedules    noise and learning rates that change from step to step, in closed form or learned: schedules
+    learned_policies   all settings of a run and its update rule, learned together on public tasks
     gradient_filters   Kalman, low-pass and debiased-momentum filters of private gradients
     bolt_on            permutation descent with noise on its last weights alone
     smooth_sensitivity the median with noise that follows the data
@@ -63,6 +64,7 @@ from sordino.research.gradient_filters import (
     LowPass,
     restore_parameters,
 )
+from sordino.research.learned_policies import LearnedPolicy, LearnedUpdate, learn_policy
 from sordino.research.noise_schedules import (
     LearnedSchedule,
     constant_noise_schedule,
@@ -100,7 +102,9 @@ __all__ = [
     "Kalman",
     "KernelRow",
     "Kernels",
+    "LearnedPolicy",
     "LearnedSchedule",
+    "LearnedUpdate",
     "LowPass",
     "PUBLISHED",
     "ProjectedAccumulator",
@@ -124,6 +128,7 @@ __all__ = [
     "invert_by_direction",
     "invert_by_matching",
     "label_from_sign",
+    "learn_policy",
     "learn_schedule",
     "least_squares_reconstruction",
     "local_sensitivity_of_median",
