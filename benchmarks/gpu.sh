@@ -1,10 +1,12 @@
 #!/bin/sh
-# Speed of a private step on one CUDA GPU, in a few minutes and with nothing to download: run it in the environment that
-# holds torch with CUDA and this package. The table is printed, and kept as JSON in the folder given, or in results/.
-#   sh benchmarks/gpu.sh [FOLDER]
+# One CUDA GPU in at most five minutes, with nothing to download: exactness, noise, conformance, and the table of models
+# beside the plain step and Opacus. Run it in the environment that holds torch with CUDA and this package. Results are
+# printed, and kept as JSON in the folder given, or in results/.
+#   sh benchmarks/gpu.sh [--dry-run] [FOLDER]        --dry-run needs no card
 set -eu
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
-"$python" -c 'import torch; assert torch.cuda.is_available(), "a CUDA device is needed"'
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
-timeout 330 "$python" speed.py --quick --alone --device cuda --results "${1:-results}"
+dry=
+if [ "${1:-}" = --dry-run ]; then dry=--dry-run; shift; fi
+[ -n "$dry" ] || nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
+timeout 300 "$python" gpu.py $dry --seconds 250 --results "${1:-results}"

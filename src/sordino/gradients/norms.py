@@ -207,6 +207,8 @@ class NormMeasurement:
             note: called with each use that is the only one of some parameters.
         """
         gathered = _gathered(uses, group_of)
+        # By group; what all layers give is added up in one operation.
+        found: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], [], []))
         waiting = Counter(id(members[0]) for _, members, _ in gathered if len(members) == 1)
         for group, members, shares in gathered:
             if len(members) == 1:
@@ -220,9 +222,14 @@ class NormMeasurement:
                     members[0].release()
             else:
                 part, rounding = tied_squared_norms(members, shares)
-            self.squares[group].add_(part)
+            found[group][0].append(part)
             if rounding is not None:
-                self.add_errors(group, rounding.squares, rounding.length.square())
+                found[group][1].append(rounding.squares)
+                found[group][2].append(rounding.length)
+        for group, (squares, lacking, lengths) in found.items():
+            self.squares[group].add_(_total(squares))
+            if lacking:
+                self.add_errors(group, _total(lacking), torch.stack(lengths).square_().sum(0))
 
     def add_errors(self, group: int, norm_error: Float[Tensor, " B"], sum_error: Float[Tensor, " B"]) -> None:
         """Take in what was rounded in a group."""
@@ -238,6 +245,10 @@ class NormMeasurement:
         # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
         measured = self.squares + self.norm_error
         return measured + 2 * (measured * self.sum_error).sqrt_() + self.sum_error
+
+
+def _total(parts: list[Float[Tensor, " B"]]) -> Float[Tensor, " B"]:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def group_numbers(groups: Sequence[Sequence[nn.Parameter]]) -> dict[nn.Parameter, int]:

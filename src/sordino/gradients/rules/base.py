@@ -278,38 +278,47 @@ def gram_rounding(
     *,
     inputs: int,
     outputs: int,
-) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """What the rounding of ``n² = Σ_{s,t} first[s,t]·second[s,t]`` depends on: a bound on it, and the terms' lengths.
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """What the rounding of ``n² = Σ_{s,t} first[s,t]·second[s,t]`` depends on.
 
     An entry of `first` is an inner product over `inputs` numbers: its error is at most `inputs` roundings of the
     product of the two lengths and what its `product` loses besides, and the other matrix says how much that counts:
     with lengths a and the other matrix γ together ``Σ_{s,t} a_s a_t |γ_st| ≤ Σ_t a_t² · ‖γ‖``.
+
+    Returns:
+        Per record a bound on what n² may lack, the terms' lengths ``Σ_t a_t g_t``, and ``Σ_t a_t² g_t²``.
     """
     tiny = torch.finfo(first.dtype).tiny
     of_inputs, of_outputs = (
         (length + 2 + product.parts) * product.addition + product.formed for length in (inputs, outputs)
     )
-    a, g = (products.diagonal(dim1=1, dim2=2).clamp(min=0).double() for products in (first, second))
-    of_first = _matrix_norms(first, a.sum(1) * (1 + 4 * of_inputs))
-    of_second = _matrix_norms(second, g.sum(1) * (1 + 4 * of_outputs))
+    # Both matrices at once, for each operation takes its time on another device: [2, B, T].
+    squares = torch.stack([products.diagonal(dim1=1, dim2=2) for products in (first, second)]).double().clamp_(min=0)
+    sums = squares.sum(2)
+    norms = _matrix_norms(first, second, sums * (1 + 4 * max(of_inputs, of_outputs)))
     # One rounding more for the product of the entries; results below the smallest number are lost whole.
-    squares = of_inputs * of_second * a.sum(1) + of_outputs * of_first * g.sum(1)
-    a, g = a.sqrt(), g.sqrt()
-    squares += tiny * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
-    return squares, (a * g).sum(1)
+    of_first, of_second = (norms.flip(0) * sums).unbind()
+    lacking = (of_inputs * of_first).add_(of_second, alpha=of_outputs)
+    scale = squares.prod(0).sum(1)
+    lengths = squares.sqrt_()
+    lost_first, lost_second = lengths.sum(2).square_().unbind()
+    lacking.add_(lost_first, alpha=tiny * outputs).add_(lost_second, alpha=tiny * inputs)
+    return lacking, lengths.prod(0).sum(1), scale
 
 
-def _matrix_norms(products: Float[Tensor, "B T T"], most: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """The norm of each record's matrix, in float64; away from the processor a little more.
+def _matrix_norms(
+    first: Float[Tensor, "B T T"], second: Float[Tensor, "B T T"], most: Float[Tensor, "2 B"]
+) -> Float[Tensor, "2 B"]:
+    """The norm of each record's matrices, in float64; away from the processor a little more.
 
     There squares are taken in single precision: a sum along a tree is off by far less than 2⁻¹⁶, and an entry whose
     square is below the smallest number counts as 2⁻⁶³. Where squares leave the range of single precision, the norm is
     at most the sum of the diagonal, with its rounding: `most`.
     """
-    if not is_away(products) or is_tracing_graph():
-        return row_squared_norms(products).sqrt_()
-    norms = torch.linalg.vector_norm(products.flatten(1), dim=1).double()
-    return torch.minimum(norms.mul_(1 + 2.0**-16).add_(products.shape[1] * 2.0**-63), most)
+    if not is_away(first) or is_tracing_graph():
+        return torch.stack([row_squared_norms(products) for products in (first, second)]).sqrt_()
+    norms = torch.stack([torch.linalg.vector_norm(products, dim=(1, 2)) for products in (first, second)]).double()
+    return torch.minimum(norms.mul_(1 + 2.0**-16).add_(first.shape[1] * 2.0**-63), most)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -288,7 +288,8 @@ def keep_ghost(use: LayerCall, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Fl
     """The squared norms out of what `ghost_sum` gave for each chunk; the rest stays in the use's memo."""
     if not parts:
         return torch.zeros(0, dtype=torch.float64, device=use.grad.device)
-    total, use.memo[GHOST_ROUNDING], use.memo[GHOST_LENGTHS] = (torch.cat(part) for part in zip(*parts, strict=True))
+    joined = parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
+    total, use.memo[GHOST_ROUNDING], use.memo[GHOST_LENGTHS] = joined
     return total
 
 
@@ -320,9 +321,8 @@ def ghost_sum(
         Per record the squared norm, how much more the true one can be, and ``Σ_t |a_t||g_t|``.
     """
     own = grams(grads, kind=kind)
-    squares, lengths = gram_rounding(products, own, product, inputs=inputs, outputs=grads.shape[2])
+    squares, lengths, scale = gram_rounding(products, own, product, inputs=inputs, outputs=grads.shape[2])
     products *= own
-    scale = products.diagonal(dim1=1, dim2=2).double().sum(1)
     total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(own.dtype).eps * scale
     if is_away(total) and not is_tracing_graph():
         return total.clamp_(min=0), squares, lengths

@@ -1,0 +1,74 @@
+"""The benchmark of a graphics card, without one: its dry run, and its parts with the processor in the card's place."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sordino.gradients import numerics
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    return gpu
+
+
+@pytest.mark.slow
+def test_a_step_without_values_looks_once_and_has_no_convolution_for_each_record(gpu):
+    models = [model for model in gpu.MODELS if model.name.startswith("WRN")]
+    for row in gpu.dry_run(models):
+        assert row["private"]["looks"] == 1
+        assert row["private"]["products"] < 4 * row["plain"]["products"]
+
+
+def test_layers_are_exact_in_every_precision_with_the_processor_in_the_place_of_a_card(gpu, monkeypatch):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    rows = gpu.exactness("cpu")
+    assert {row["precision"] for row in rows} == set(gpu.PRECISIONS)
+    assert [row for row in rows if not row["right"]] == []
+    # A sum that is off is seen.
+    monkeypatch.setattr(gpu.GradientCapture, "add_weighted_sums", _ten_percent_off(gpu.GradientCapture))
+    assert not any(row["right"] for row in gpu.exactness("cpu"))
+
+
+def _ten_percent_off(capture):
+    right = capture.add_weighted_sums
+
+    def add(self, weights, into, **options):
+        right(self, 1.1 * weights, into, **options)
+
+    return add
+
+
+def test_the_noise_is_normal_and_another_spread_is_seen(gpu, monkeypatch):
+    found = gpu.noise("cpu", 200_000)
+    assert all(abs(found[name]) < 5 for name in ("mean", "variance", "fourth moment", "beyond 4"))
+    right = gpu.device_noise.add_device_normal_
+
+    def wider(tensor, key, *, first, stddev):
+        right(tensor, key, first=first, stddev=1.05 * stddev)
+
+    monkeypatch.setattr(gpu.device_noise, "add_device_normal_", wider)
+    assert abs(gpu.noise("cpu", 200_000)["variance"]) > 20
+
+
+@pytest.mark.slow
+def test_the_script_runs_dry_and_keeps_what_it_counted(tmp_path):
+    subprocess.run(
+        ["sh", str(ROOT / "benchmarks" / "gpu.sh"), "--dry-run", str(tmp_path)],
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src")},
+        check=True,
+        capture_output=True,
+    )
+    kept = json.loads((tmp_path / "gpu-dry-run.json").read_text())
+    assert len(kept["steps without values"]) == 6
+    assert all(row["private"]["looks"] == 1 for row in kept["steps without values"])
+    assert kept["machine"]["gpu"] is None
