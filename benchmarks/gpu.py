@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sordino.audit.conformance import CASES
 from sordino.audit.conformance.framework import Batch, CaseResult, ConformanceLoss, FitLibrary
 from sordino.clipping import FlatClipping
-from sordino.gradients import GradientCapture, captured_gradients
+from sordino.gradients import GradientCapture, capture, captured_gradients
 from sordino.mechanisms import device_noise
 from sordino.training import PerformanceOptions
 
@@ -226,14 +226,14 @@ def exactness(device: str) -> list[dict[str, object]]:
             x = torch.randn(6, *shape, device=device).to(dtype)
             directions = torch.randn_like(model(x)).detach()
             with _tf32_allowed(precision == "TF32"):
-                capture = GradientCapture(model)
-                with capture.capturing(records=6):
+                recording = GradientCapture(model)
+                with recording.capturing(records=6):
                     (model(x) * directions).sum().backward()
-                bounds, norms = capture.squared_norm_bounds(), capture.squared_norms()
+                bounds, norms = recording.squared_norm_bounds(), recording.squared_norms()
                 factors = FlatClipping().clip_factors(bounds, max_grad_norm=1.0)
                 sums: dict[nn.Parameter, Tensor] = {}
-                capture.add_weighted_sums(factors, sums)
-                capture.detach()
+                recording.add_weighted_sums(factors, sums)
+                recording.detach()
             twin = copy.deepcopy(model).double()
             true = []
             for b in range(6):
@@ -408,12 +408,13 @@ def _without_values() -> Iterator[dict[str, int]]:
         looks["looks"] += 1
         return True
 
-    usual = captured_gradients.guard_holds
-    captured_gradients.guard_holds = holds
+    usual = captured_gradients.guard_holds, capture.check_hooks_present
+    # Parameters without values are refused in training.
+    captured_gradients.guard_holds, capture.check_hooks_present = holds, lambda _model: None
     try:
         yield looks
     finally:
-        captured_gradients.guard_holds = usual
+        captured_gradients.guard_holds, capture.check_hooks_present = usual
 
 
 def main() -> None:
