@@ -118,6 +118,9 @@ def joint(size: dict[str, int]) -> dict[str, object]:
         )
         for name, (start, names) in ARMS.items()
     }
+    # A control: what of a gain is only a smaller rate, which suits a task that the search has not read.
+    plain = policies["learning rate"]
+    policies["half that learning rate"] = replace(plain, learning_rate=(plain.learning_rate[0] / 2,))
     tasks: dict[str, tuple[Callable[[Tensor], nn.Module], Task]] = {
         "logistic, digits 3 and 5": (logistic, digits((3, 5), records)),
         "network, digits 3 and 5": (partial(network, seed=0), digits((3, 5), records)),
