@@ -252,7 +252,7 @@ def test_the_command_draws_and_goes_on_where_it_was_cut_off(tmp_path):
 
 
 def test_every_file_is_read_quickly_and_in_full_and_its_picture_is_on_the_page(run):
-    assert len(FILES) == 14
+    assert len(FILES) == 15
     for path in FILES:
         full, quick = run.read_experiment(path), run.read_experiment(path, quick=True)
         longer = run.read_experiment(path, full=True)
