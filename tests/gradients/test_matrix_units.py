@@ -161,13 +161,15 @@ HARD = [
 ]
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("kind", ["bfloat16", "float16", "TF32"])
+# The ids of the tied table come from inputs as large as 1e9.
+IN_KIND = [(name, kind) for name in LAYERS for kind in ("bfloat16", "float16", "TF32")]
+IN_KIND.remove(("a tied table", "float16"))
+
+
+@pytest.mark.parametrize(("name", "kind"), IN_KIND)
 def test_a_record_that_cancels_releases_no_more_than_the_bound_in_fewer_bits(away, monkeypatch, name, kind):
     ask(monkeypatch, kind)
     monkeypatch.setattr(numerics, "_tf32_product", lambda a, b: torch.bmm(truncated(a), truncated(b)))
-    if (name, kind) == ("a tied table", "float16"):
-        pytest.skip("its ids come from inputs as large as 1e9")
     build = MODELS[name][1]
     monkeypatch.setitem(MODELS, name, (MODELS[name][0], lambda: build().to(FORMATS[kind])))
     for seed, (positions, size, weight, pattern) in enumerate(HARD):
@@ -272,6 +274,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernel", ["ghost", "stored", "norm_only"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -10,7 +10,6 @@ import oracles
 from sordino import PerformanceOptions, Plan, fit
 from sordino.gradients import numerics
 
-
 # Bounds that count rounding clip a little more.
 CLOSE = 1e-3
 
