@@ -256,6 +256,9 @@ def test_every_file_is_read_quickly_and_in_full_and_its_picture_is_on_the_page(r
     for path in FILES:
         full, quick = run.read_experiment(path), run.read_experiment(path, quick=True)
         longer = run.read_experiment(path, full=True)
+        # Curves and points of trainings have a long form; time and memory of a few steps need none.
+        epochs = [cell.steps * cell.batch_size / cell.records for cell in longer.cells]
+        assert path.stem == "fashion-projections" or max(epochs) >= 49
         seeds = {cell.seed for cell in longer.cells}
         assert {0, 1, 2} <= seeds
         assert len(longer.cells) == len(seeds) * len({replace(cell, seed=0) for cell in full.cells})

@@ -210,7 +210,7 @@ def learn_policy(
         start: where the search begins; what is not in `learn` stays.
         learn: names of fields of `LearnedPolicy`. A single number for all phases stays a single number; give `start`
             several phases to learn a schedule.
-        max_steps: largest T.
+        max_steps: largest T; the sample rate is kept in [0.01, 1].
         rounds: ≥ 1.
         population: policies in a round, ≥ 4.
         rng: of the search; fresh when None.
