@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sordino.installation import lazy_names
 
 if TYPE_CHECKING:
-    from sordino import accounting, data, estimators, events, recipes, report
+    from sordino import accounting, commands, data, estimators, events, recipes, report
     from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
     from sordino.description import describe
     from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
@@ -50,6 +50,7 @@ __all__ = [
     "SordinoError",
     "__version__",
     "accounting",
+    "commands",
     "data",
     "describe",
     "estimators",

@@ -30,10 +30,12 @@ __all__ = [
     "Microbatch",
     "PoissonSampling",
     "RandomAllocationSampling",
+    "SAMPLERS",
     "Sampler",
     "ScheduledPoissonSampling",
     "ShuffledSampling",
     "even_borders",
+    "make_sampler",
     "split_evenly",
     "split_into_microbatches",
 ]
@@ -520,3 +522,38 @@ def split_evenly(indices: np.ndarray, *, step: int, parts: int) -> tuple[Microba
 def even_borders(records: int, parts: int) -> list[tuple[int, int]]:
     """Where `parts` stretches of `records` begin and end, as equal as can be."""
     return [(records * part // parts, records * (part + 1) // parts) for part in range(parts)]
+
+
+SAMPLERS = ("poisson", "without_replacement", "with_replacement", "balls_in_bins", "shuffled")
+"""Ways to draw batches, by name: each record by a coin; so many records, without or with repetition; each record into
+one batch of an epoch, by chance; the records of an epoch in random order, cut into batches, without amplification."""
+
+
+def make_sampler(
+    name: str, *, sample_rate: float, dataset_size: int | None = None
+) -> PoissonSampling | FixedSizeSampling | RandomAllocationSampling | ShuffledSampling:
+    """The sampler of a name, with batches of about `sample_rate` times the records.
+
+    Args:
+        name: one of `SAMPLERS`.
+        sample_rate: in (0, 1]; taken to the nearest whole batch size or number of batches an epoch.
+        dataset_size: number of records, which batches of fixed size need.
+
+    Example:
+        >>> make_sampler("balls_in_bins", sample_rate=0.012).steps_per_epoch
+        83
+        >>> make_sampler("without_replacement", sample_rate=0.012, dataset_size=1000).batch_size
+        12
+    """
+    checks.one_of(SAMPLERS, sampling=name)
+    rate = checks.probability(zero=False, sample_rate=sample_rate)
+    if name == "poisson":
+        return PoissonSampling(sample_rate=rate)
+    if name in ("balls_in_bins", "shuffled"):
+        steps = max(1, round(1 / rate))
+        shuffled = name == "shuffled"
+        return ShuffledSampling(steps_per_epoch=steps) if shuffled else RandomAllocationSampling(steps_per_epoch=steps)
+    if dataset_size is None:
+        raise InvalidArgument(f"dataset_size must be the number of records with sampling={name!r}, got None. Give it.")
+    size = max(1, round(rate * checks.integer(1, dataset_size=dataset_size)))
+    return FixedSizeSampling(dataset_size=dataset_size, batch_size=size, with_replacement=name == "with_replacement")

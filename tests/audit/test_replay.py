@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sordino.audit import replay
-from sordino.cli.replay_cases import cases
+from sordino.commands.replay_cases import cases
 from sordino.mechanisms import (
     AboveThreshold,
     ExponentialMechanism,

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from sordino.accounting import epsilon
 from sordino.cli import app
-from sordino.cli.account import subsampled_gaussian
-from sordino.cli.plots import first_steps, number_of_steps
+from sordino.commands.pictures import first_steps, number_of_steps
+from sordino.commands.planning import subsampled_gaussian
 from sordino.events import Composed, Gaussian, NoOp, PoissonSampled, SelfComposed, to_json
 from sordino.runs import RunFolder
 
@@ -450,7 +450,7 @@ def test_a_small_epsilon_is_not_shown_as_zero():
 
 
 def test_the_picture_of_an_account_has_strong_composition_where_it_is_defined():
-    from sordino.cli.plots import _published_composition
+    from sordino.commands.pictures import _published_composition
     from sordino.events import Gaussian, Laplace, PoissonSampled, SelfComposed
 
     run = SelfComposed(event=PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0)), count=10_000)

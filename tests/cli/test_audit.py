@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from sordino.cli import app
-from sordino.cli.replay_cases import ReplayCase
+from sordino.commands.replay_cases import ReplayCase
 from sordino.mechanisms import LaplaceMechanism, TensorGaussianMechanism
 from sordino.randomness import KeyedRNG
 

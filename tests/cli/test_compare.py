@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sordino import accounting
 from sordino.cli import app
-from sordino.cli.plots import plot_comparison
+from sordino.commands.pictures import plot_comparison
 from sordino.data import load_dataset
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sordino import errors
 from sordino.cli import app
-from sordino.cli.explain import _all_sections
+from sordino.commands.documentation import _all_sections
 
 ROOT = Path(__file__).parents[2]
 KINDS = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]

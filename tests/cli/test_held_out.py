@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sordino.cli import app
-from sordino.cli.attack import load_run_dataset
+from sordino.commands.attacks import load_run_dataset
 from sordino.data import load_dataset
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder

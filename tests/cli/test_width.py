@@ -81,6 +81,7 @@ def test_a_page_fits_80_columns(place, line):
 def test_a_comparison_of_all_methods_fits_80_columns():
     from sordino.cli.compare import _table
     from sordino.cli.console import Output
+    from sordino.commands import MethodComparison
     from sordino.recipes.tabular import TABULAR_METHODS, Comparison, MethodResult, get_method
 
     methods = [get_method(name) for name in TABULAR_METHODS]
@@ -91,9 +92,12 @@ def test_a_comparison_of_all_methods_fits_80_columns():
     ]
     fields = {field.name: None for field in dataclasses.fields(Comparison)}
     found = Comparison(**{**fields, "measure": "accuracy", "cells": tuple(cells)})
+    fields = {field.name: None for field in dataclasses.fields(MethodComparison)}
+    others = {"linear": 0.5, "trees": 0.6, "nothing": 0.4}
+    done = MethodComparison(**{**fields, "found": found, "non_private": others, "methods": methods})
     out = Output(as_json=False)
     out.console.width = WIDTH
     with out.console.capture() as page:
-        out.console.print(_table(found, {"linear": 0.5, "trees": 0.6, "nothing": 0.4}, methods))
+        out.console.print(_table(done))
     assert "…" not in page.get()
     assert max(map(len, page.get().splitlines())) <= WIDTH

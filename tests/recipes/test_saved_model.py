@@ -11,8 +11,8 @@ from torch import nn
 
 import sordino
 from sordino import verification
-from sordino.cli.console import Output
-from sordino.cli.estimator_job import EstimatorJob, run_estimator_job
+from sordino.commands.estimator_training import EstimatorJob, run_estimator
+from sordino.commands.progress import SILENT
 from sordino.data import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
 from sordino.errors import InvalidArgument
 from sordino.recipes import RecipeTask, get_recipe
@@ -52,7 +52,6 @@ def table(schema, rows=600):
 def trained(folder, dataset, method, target=None):
     job = EstimatorJob(
         dataset=dataset,
-        test_is_public=False,
         method=method,
         target=target,
         epsilon=10.0,
@@ -60,7 +59,7 @@ def trained(folder, dataset, method, target=None):
         seed=None,
         folder=folder,
     )
-    run_estimator_job(job, Output(as_json=True))
+    run_estimator(job, SILENT)
     return sordino.load_model(folder)
 
 
@@ -100,11 +99,11 @@ def test_an_estimator_predicts_as_its_parameters_and_what_was_learned_say(tmp_pa
 @pytest.mark.parametrize("schema", [LABELED, NUMBER], ids=["label", "number"])
 def test_a_network_predicts_the_same_again(tmp_path, schema, monkeypatch):
     kept = {}
-    from sordino.cli import estimator_job
+    from sordino.commands import estimator_training
 
-    save = estimator_job._save
+    save = estimator_training._save
     monkeypatch.setattr(
-        estimator_job, "_save", lambda run, job, fitted: (kept.update(fitted=fitted), save(run, job, fitted))
+        estimator_training, "_save", lambda run, job, fitted: (kept.update(fitted=fitted), save(run, job, fitted))
     )
     dataset = table(schema)
     model = trained(tmp_path / "run", dataset, "network")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from reported_runs import make
 from sordino.errors import InvalidArgument
-from sordino.report import build_report, compute_utility
+from sordino.report import build_report, compute_label_utility, compute_utility, render_markdown
 from sordino.report.utility import read_utility
 
 
@@ -87,3 +87,23 @@ def test_private_records_are_refused():
 def test_what_is_no_prediction_is_refused(chances, labels, groups, words):
     with pytest.raises(InvalidArgument, match=words):
         compute_utility(chances, labels, public=True, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["ill", "well"], "ill: 2 right, 1 not; well: 1 right, 2 not"),
+        (["a", "b", "c"], "a: 2 right, 1 not; b: 1 right, 2 not; c: 0 right, 0 not"),
+        ([], "label 0: 2 right, 1 not; label 1: 1 right, 2 not"),
+    ],
+)
+def test_records_of_each_label_go_by_its_name(tmp_path, labels, said):
+    classes = max(len(labels), 2)
+    predicted, right = [0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1]
+    metrics = compute_label_utility(predicted, right, classes=classes, public=True)
+    run = make(tmp_path / "run", metrics=metrics)
+    if labels:
+        run.write_model_description({"labels": labels})
+    report = build_report(run)
+    assert ("records of each label", said) in report.utility.figures
+    assert said in render_markdown(report)

@@ -108,7 +108,7 @@ def test_recommended_settings_obey_their_rules():
     goal = {"target_epsilon": 1.0, "delta": 1e-5}
     found = recommend_settings(dataset_size=60_000, num_parameters=7850, **goal)
     spent = accounting.epsilon
-    from sordino.cli.account import subsampled_gaussian
+    from sordino.commands.planning import subsampled_gaussian
 
     event = subsampled_gaussian(
         sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps

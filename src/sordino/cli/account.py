@@ -1,10 +1,8 @@
-"""`sordino account`: the ε of a run that is described, or that lies in a run folder. No torch, no data."""
+"""`sordino account`: no torch, no data."""
 
-import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -12,142 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino import checks
-from sordino.cli.console import JsonOption, Output, epsilon_text, exact_text, finite, heading, key_value_table, rounded
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
-from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
-from sordino.events import (
-    Event,
-    Gaussian,
-    NonPrivate,
-    NoOp,
-    PoissonSampled,
-    SelfComposed,
-    describe_sampling,
-    from_json,
-    to_dict,
-)
+from sordino.cli.console import JsonOption, epsilon_text, exact_text, heading, key_value_table
+from sordino.cli.options import call
+from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 
-__all__ = ["FALSE_POSITIVE_RATES", "account", "quick_epsilons", "subsampled_gaussian", "summarize_event"]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What `account` and `plan` say of an event: ε by whom, what it means, what it would be without sampling.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-FALSE_POSITIVE_RATES = (1e-2, 1e-3)
-"""Where a membership attack's true positive rate is bounded."""
-
-_QUICK = ("closed_form", "contour", "rdp")
-"""Accountants that answer in a fraction of a second."""
-
-
-def summarize_event(
-    event: Event,
-    *,
-    delta: float,
-    neighboring_relation: NeighboringRelation,
-    unit: PrivacyUnit,
-    everyone: bool = False,
-    most: float = math.inf,
-) -> dict[str, object]:
-    """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types.
-
-    `most` is a target that ε is known to keep: rounding does not take it above.
-    """
-    from sordino import accounting
-
-    checks.probability(zero=False, one=False, delta=delta)
-    best = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
-    ask = accounting.epsilon_by_accountant if everyone else quick_epsilons
-    by_accountant = ask(event, delta, neighboring_relation=neighboring_relation)
-    guarantee = Guarantee(
-        epsilon=best.upper,
-        delta=delta,
-        accountant=best.accountant,
-        sampler=describe_sampling(event),
-        neighboring_relation=neighboring_relation,
-        privacy_unit=unit,
-    )
-    return {
-        "epsilon": rounded(best.upper, most=most),
-        "accountants": {name: rounded(value) for name, value in by_accountant.items()},
-        "accountant": best.accountant,
-        "interval": {"lower": finite(best.lower), "upper": finite(best.upper)},
-        "delta": delta,
-        "epsilon_without_amplification": _without_amplification(event, delta, neighboring_relation),
-        "attack": _attack(event, neighboring_relation),
-        "neighboring_relation": neighboring_relation.value,
-        "privacy_unit": unit.value,
-        "sampler": guarantee.sampler,
-        "description": guarantee.describe(),
-        "event": to_dict(event),
-    }
-
-
-def _without_amplification(event: Event, delta: float, neighboring_relation: NeighboringRelation) -> float | str | None:
-    """ε if every record took part in every step: what is left when the sampling can't be trusted or is known."""
-    from sordino import accounting
-
-    try:
-        return rounded(
-            accounting.epsilon(
-                accounting.without_amplification(event), delta, neighboring_relation=neighboring_relation
-            ).upper
-        )
-    except (AccountingError, UnsupportedEvent):
-        return None
-
-
-def _attack(event: Event, neighboring_relation: NeighboringRelation) -> dict[str, object] | None:
-    """What any membership attack on one record can at most reach; None when no curve is known for the event."""
-    from sordino import accounting
-
-    try:
-        found = {
-            f"{rate:g}": accounting.true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
-            for rate in FALSE_POSITIVE_RATES
-        }
-        advantage = accounting.membership_advantage(event, neighboring_relation=neighboring_relation).upper
-    except (AccountingError, UnsupportedEvent):
-        return None
-    return {
-        "advantage": rounded(advantage),
-        "true_positive_rate": {rate: min(1.0, float(rounded(value, 6))) for rate, value in found.items()},
-    }
-
-
-def quick_epsilons(event: Event, delta: float, *, neighboring_relation: NeighboringRelation) -> dict[str, float]:
-    """ε by each quick accountant that has a sound answer."""
-    from sordino import accounting
-
-    answers: dict[str, float] = {}
-    for name in _QUICK:
-        with contextlib.suppress(UnsupportedEvent, AccountingError):
-            answers[name] = accounting.epsilon(
-                event, delta, neighboring_relation=neighboring_relation, accountant=name
-            ).upper
-    return answers
-
-
-def subsampled_gaussian(*, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
-    """The event of DP-SGD with Poisson sampling."""
-    checks.probability(zero=False, sample_rate=sample_rate)
-    checks.non_negative(noise_multiplier=noise_multiplier)
-    if not checks.integer(0, steps=steps):
-        return NoOp()
-    if noise_multiplier == 0:
-        return NonPrivate(reason="noise_multiplier is 0")
-    step: Event = Gaussian(noise_multiplier=noise_multiplier)
-    if sample_rate < 1:
-        step = PoissonSampled(sample_rate=sample_rate, event=step)
-    return SelfComposed(event=step, count=steps)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# `sordino account`: the ε of a run that is described, or that lies in a run folder. No torch, no data.
-# ----------------------------------------------------------------------------------------------------------------------
+__all__ = ["account"]
 
 
 def account(
@@ -164,8 +31,8 @@ def account(
     neighboring_relation: Annotated[
         NeighboringRelation | None, typer.Option(help="Which datasets count as neighbors.")
     ] = None,
-    unit: Annotated[PrivacyUnit | None, typer.Option("--privacy-unit", help="Whose contribution is protected.")] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,
+    privacy_unit: Annotated[PrivacyUnit | None, typer.Option(help="Whose contribution is protected.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png|svg", help="Draw ε over steps and the trade-off curve.")
     ] = None,
@@ -175,74 +42,8 @@ def account(
 
     For example: [cyan]sordino account --sample-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5[/cyan]
     """
-    out = Output(as_json=as_json)
-    described = {"--sample-rate": sample_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
-    given = [name for name, value in described.items() if value is not None]
-    if sum((run is not None, event is not None, bool(given))) != 1:
-        raise InvalidArgument(
-            "account must be given exactly one of a run folder, --event, or --sample-rate with --noise-multiplier "
-            "and --steps. See `sordino account --help`."
-        )
-    if run is not None:
-        spent, delta, neighboring_relation, unit = _read(run, delta, neighboring_relation, unit)
-    elif event is not None:
-        spent = from_json(event if event.lstrip().startswith("{") else _text(Path(event)))
-    else:
-        if sample_rate is None or noise_multiplier is None or steps is None:
-            missing = ", ".join(name for name in described if name not in given)
-            raise MissingDeclaration(f"{missing} must be given with {', '.join(given)}, got none. Give all three.")
-        spent = subsampled_gaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
-    if delta is None:
-        raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")
-    neighboring_relation, unit = (
-        neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE,
-        unit or PrivacyUnit.RECORD,
-    )
-    drawing = None if plot is None else _figures().checked_path(plot)
-    with out.progress("computing ε" if drawing is None else "computing ε, and drawing"):
-        document = summarize_event(
-            spent, delta=delta, neighboring_relation=neighboring_relation, unit=unit, everyone=everyone
-        )
-        if drawing is not None:
-            _figures().plot_account(
-                spent, delta=delta, neighboring_relation=neighboring_relation, document=document, path=drawing
-            )
-            document["plot"] = str(drawing)
-    out.print_result(document, *_page(document))
-
-
-def _figures() -> ModuleType:
-    """Loaded on demand: most answers need no picture."""
-    from sordino.cli import plots
-
-    return plots
-
-
-def _read(
-    path: Path, delta: float | None, neighboring_relation: NeighboringRelation | None, unit: PrivacyUnit | None
-) -> tuple[Event, float | None, NeighboringRelation, PrivacyUnit]:
-    """What a run folder did; relation and unit are the run's own and can't be chosen afterwards."""
-    from sordino.runs import RunFolder
-
-    folder = RunFolder.open(path)
-    plan = folder.plan
-    fixed = NeighboringRelation(str(plan["neighboring_relation"])), PrivacyUnit(str(plan["privacy_unit"]))
-    for name, chosen, own in (
-        ("--neighboring-relation", neighboring_relation, fixed[0]),
-        ("--privacy-unit", unit, fixed[1]),
-    ):
-        if chosen not in (None, own):
-            raise InvalidArgument(f"{name} must be {own.value}, as the run was planned, got {chosen}. Drop it.")
-    own_delta = plan.get("delta")
-    if delta is None and isinstance(own_delta, float):
-        delta = own_delta
-    return folder.event(), delta, *fixed
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise InvalidArgument(f"--event must be JSON or a file, got {str(path)!r}. Check the path.")
-    return path.read_text()
+    output, found = call("account", locals())
+    output.print_result(found.to_dict(), *_page(found.to_dict()))
 
 
 def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:

@@ -13,22 +13,22 @@ from sordino.cli.account import account
 from sordino.cli.attack import attack, diagnose
 from sordino.cli.audit import audit
 from sordino.cli.compare import compare
-from sordino.cli.console import check_single_process_command, is_rank_zero, print_error
+from sordino.cli.console import print_error
 from sordino.cli.data import data
-from sordino.cli.describe import describe_table
-from sordino.cli.explain import explain
+from sordino.cli.describe import describe
+from sordino.cli.documentation import explain, learn
 from sordino.cli.federate import federate
-from sordino.cli.learn import learn
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
-from sordino.cli.predict import export_model, predict
+from sordino.cli.predict import export, predict
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
-from sordino.cli.runs import runs, verify_command
+from sordino.cli.runs import runs, verify
 from sordino.cli.schema import schema
 from sordino.cli.synthesize import synthesize
 from sordino.cli.train import demo, train
-from sordino.cli.tune import tune_command
+from sordino.cli.tune import tune
+from sordino.commands.processes import check_single_process_command, is_rank_zero
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
 __all__ = ["app", "exit_code", "main"]
@@ -156,18 +156,18 @@ def options(
 
 app.command()(demo)
 app.command()(train)
-app.command("tune")(tune_command)
+app.command()(tune)
 app.command()(compare)
 app.command()(federate)
-app.command("describe")(describe_table)
+app.command()(describe)
 app.command()(synthesize)
 app.command()(plan)
 app.command()(account)
 app.command()(recipes)
 app.command()(predict)
-app.command("export")(export_model)
+app.command()(export)
 app.command()(report)
-app.command("verify")(verify_command)
+app.command()(verify)
 app.command()(learn)
 app.command()(attack)
 app.command()(diagnose)

@@ -2,11 +2,10 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -14,32 +13,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.definitions import format_upper_bound
-from sordino.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from sordino.training.distributed import DistributedContext
+from sordino.commands.processes import is_rank_zero
+from sordino.commands.progress import Progress
 
 __all__ = [
     "JsonOption",
     "Output",
-    "check_single_process_command",
-    "check_single_process_options",
     "epsilon_text",
     "exact_text",
     "finite",
     "heading",
-    "init_distributed",
-    "is_rank_zero",
     "key_value_table",
     "print_error",
     "round_up",
-    "rounded",
 ]
 
 
 _ACCENT = "bold cyan"
-_SMALL, _LONGEST = 0.01, 300
 
 
 def _remember(ctx: typer.Context, value: bool) -> bool:
@@ -52,24 +42,32 @@ JsonOption = Annotated[
 ]
 
 
-class Output:
+class Output(Progress):
     """Where a command's words go.
 
     Args:
         as_json: stdout is kept for the one JSON document; everything else then goes to stderr.
     """
 
+    is_shown = True
+
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False)
+        self.console = Console(file=sys.stderr if as_json else sys.stdout, highlight=False)
         self.stderr = Console(stderr=True, highlight=False)
 
-    def print_status(self, text: RenderableType) -> None:
-        """Print what is about to happen."""
-        self.console.print(Padding(text, (1, 2)))
+    def status(self, text: str, *, title: str = "") -> None:
+        """Print what is about to happen; of several processes one does."""
+        if is_rank_zero():
+            line = Text.assemble((title, "bold"), f": {text}") if title else Text(text)
+            self.console.print(Padding(line, (1, 2)))
+
+    def note(self, text: str) -> None:
+        """Print a line on standard error."""
+        self.stderr.print(text, highlight=False)
 
     @contextmanager
-    def progress(self, words: str, *, total: int | None = None) -> "Iterator[Callable[..., None]]":
+    def stage(self, words: str, *, total: int | None = None) -> "Iterator[Callable[..., None]]":
         """Show on standard error that a job goes on, and for how long it has, while the block is carried out.
 
         Nothing is shown where standard error is no terminal. What is shown depends on no record: give `total` and call
@@ -132,25 +130,6 @@ def finite(value: float) -> float | str:
     return "inf" if math.isinf(value) else value
 
 
-def rounded(epsilon: float, digits: int = 5, *, most: float = math.inf) -> float | str:
-    """ε with few digits, never below itself: five decimals, or as many more as it takes for five that are not 0.
-
-    Args:
-        epsilon: ≥ 0.
-        digits: decimals of a number that is not small.
-        most: what it is known to be at most; rounding does not take it above.
-    """
-    if math.isinf(epsilon):
-        return "inf"
-    if 0 < epsilon < _SMALL:
-        digits += -2 - math.floor(math.log10(epsilon))
-    found = float(format_upper_bound(epsilon, digits))
-    while found > most >= epsilon and digits < _LONGEST:
-        digits += 1
-        found = float(format_upper_bound(epsilon, digits))
-    return min(found, most) if epsilon <= most else found
-
-
 def epsilon_text(epsilon: float | str) -> str:
     """What `rounded` gave, for people."""
     if isinstance(epsilon, str):
@@ -178,67 +157,3 @@ def print_error(kind: str, message: str, *, as_json: bool) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(line)
     if as_json:
         sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message}}, ensure_ascii=False) + "\n")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Commands under torch's launcher: `train` is one run of all processes, every other command needs a single one.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-_TOGETHER = ("train",)
-
-
-def _several() -> bool:
-    """Whether a launcher started this process as one of several."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def is_rank_zero() -> bool:
-    """Whether this process prints the command's last word: the first one, or the only one."""
-    return not _several() or os.environ["RANK"] == "0"
-
-
-def check_single_process_command(command: str | None) -> None:
-    """Refuse a command that every process would carry out by itself, each with its own noise and its own charges.
-
-    Raises:
-        InvalidArgument: names the command.
-    """
-    if _several() and command not in _TOGETHER:
-        raise InvalidArgument(
-            f"command must be train in several processes, got {command}, which each of them would carry out again. "
-            "Start it in one process."
-        )
-
-
-def check_single_process_options(**given: object) -> None:
-    """Refuse options that work in a single process only.
-
-    Raises:
-        InvalidArgument: names those that were given.
-    """
-    names = [name for name, value in given.items() if value]
-    if _several() and names:
-        raise InvalidArgument(
-            f"{', '.join(names)} must be left out in several processes, got a value. Start the command in one process."
-        )
-
-
-@contextmanager
-def init_distributed() -> "Iterator[DistributedContext]":
-    """The processes that the launcher started, joined into a process group; just this one where it is alone.
-
-    The group is that of gloo: the command trains on processors. After a failure no process waits for the others; the
-    launcher ends them.
-    """
-    from sordino.training.distributed import DistributedContext, get_distributed_context
-
-    if not _several():
-        yield DistributedContext()
-        return
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    yield get_distributed_context()
-    dist.barrier()
-    dist.destroy_process_group()

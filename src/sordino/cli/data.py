@@ -1,6 +1,5 @@
 """`sordino data list | show | get`: the named public datasets."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.console import JsonOption, heading, key_value_table
+from sordino.cli.options import call
 
 __all__ = ["data"]
 
@@ -20,10 +20,7 @@ NameArgument = Annotated[str, typer.Argument(help="A name from `sordino data lis
 @data.command("list")
 def list_all(as_json: JsonOption = False) -> None:
     """List the named datasets."""
-    from sordino.data import list_datasets
-
-    out = Output(as_json=as_json)
-    sets = list_datasets()
+    out, sets = call("data_list", locals())
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
     for name in ("name", "train", "test", "task", "here"):
         number = name in {"train", "test"}
@@ -42,10 +39,7 @@ def list_all(as_json: JsonOption = False) -> None:
 @data.command("show")
 def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
     """Show what is known about a named dataset: shapes, labels, schema, license, files."""
-    from sordino.data import describe_dataset
-
-    out = Output(as_json=as_json)
-    found = describe_dataset(name)
+    out, found = call("data_show", locals())
     info = found.info
     rows = [
         ("train", _shape(info.train_shape)),
@@ -66,11 +60,7 @@ def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
 @data.command("get")
 def fetch(name: NameArgument, as_json: JsonOption = False) -> None:
     """Put a named dataset on this machine, checked against its checksum, and say where."""
-    from sordino.data import download_dataset
-
-    out = Output(as_json=as_json)
-    with out.progress(f"fetching {name}"):
-        folder: Path = download_dataset(name)
+    out, folder = call("data_get", locals())
     out.print_result({"name": name, "folder": str(folder)}, key_value_table([(name, str(folder))]))
 
 

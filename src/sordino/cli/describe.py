@@ -1,6 +1,5 @@
-"""`sordino describe FILE`: noisy statistics of a private table with intervals, in one charge."""
+"""`sordino describe FILE`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,36 +9,38 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.console import JsonOption, Output, heading, key_value_table
-from sordino.cli.ledger import DatasetNameOption, DryRunOption, LedgerOption, open_account, print_preview
-from sordino.cli.synthesize import DEFAULT_DELTA, charge_first, charged_run, check_new_file
-from sordino.cli.table_options import (
+from sordino.cli.console import JsonOption, heading, key_value_table
+from sordino.cli.options import (
+    DatasetNameOption,
+    DryRunOption,
     LabelOption,
+    LedgerOption,
     PublicSchemaOption,
     ReproducibleOption,
     SchemaOption,
     SeedOption,
     TableArgument,
-    TableFile,
     TargetBoundsOption,
+    call,
 )
 from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from sordino.description import CategorySummary, CrossTable, Estimate, NumericSummary, TableDescription
+    from sordino.commands import DescribedTable
+    from sordino.description import CategorySummary, CrossTable, Estimate, NumericSummary
 
-__all__ = ["describe_table"]
+__all__ = ["describe"]
 
 _SHOWN, _BAR, _NAME = 12, 16, 28
 
 
-def describe_table(
+def describe(
     data: TableArgument,
     epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
     delta: Annotated[
         float, typer.Option(help="δ, well below 1 / number of records; 0 for geometric and Laplace noise.")
-    ] = DEFAULT_DELTA,
+    ] = 1e-6,
     schema: SchemaOption = None,
     public_schema_from: PublicSchemaOption = None,
     target: LabelOption = None,
@@ -52,7 +53,7 @@ def describe_table(
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of each interval by itself.")] = 0.95,
     out: Annotated[Path | None, typer.Option(help="Also write everything to a new .json file.")] = None,
-    run_path: Annotated[
+    run: Annotated[
         Path | None, typer.Option("--run", help="The run folder; runs/describe-NAME-DATE-NUMBER if not given.")
     ] = None,
     seed: SeedOption = None,
@@ -63,40 +64,8 @@ def describe_table(
     as_json: JsonOption = False,
 ) -> None:
     """Noisy counts, means, quantiles, histograms and cross tables with intervals, all in one charge."""
-    from sordino.description import TableDescriber
-
-    output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
-    source = TableFile.of_options(data, schema, public_schema_from, target, target_bounds)
-    if out is not None:
-        check_new_file(out, (".json",))
-    levels, pairs = _levels(quantiles), _pairs(cross)
-    describer = TableDescriber(
-        schema=source.schema,
-        epsilon=epsilon,
-        delta=delta,
-        quantiles=levels,
-        bins=bins,
-        cross=pairs,
-        confidence=confidence,
-        random_state=seed,
-        reproducible=reproducible,
-        ledger=account,
-    )
-    if dry_run:
-        print_preview(output, lambda payer, _: charge_first(describer, payer), account, delta=delta)
-        return
-    settings = {"quantiles": list(levels), "bins": bins, "cross": pairs if pairs is None else list(map(list, pairs))}
-    run = charged_run(source, describer, command="describe", settings=settings, epsilon=epsilon, folder=run_path)
-    try:
-        with output.progress("measuring"):
-            description = describer.fit(source.path).description_
-    finally:
-        run.close()
-    run.write_guarantee(description.guarantee)
-    document = {**description.to_dict(), "run": str(run.path)}
-    if out is not None:
-        out.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    output.print_result(document, *_page(source.name, description, run.path, out))
+    output, found = call("describe", {**locals(), "quantiles": _levels(quantiles), "cross": _pairs(cross)})
+    output.print_result(found.to_dict(), *_page(found))
 
 
 def _levels(text: str) -> tuple[float, ...]:
@@ -125,9 +94,10 @@ def _pairs(cross: list[str] | None) -> tuple[tuple[str, str], ...] | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _page(name: str, found: "TableDescription", run: Path, out: Path | None) -> list[RenderableType]:
+def _page(described: "DescribedTable") -> list[RenderableType]:
     from sordino.description import NumericSummary
 
+    name, found, run, out = described.name, described.description, described.run.path, described.out
     guarantee = found.guarantee
     confidence = f"{100 * found.confidence:g} %"
     rows = [

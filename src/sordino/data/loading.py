@@ -360,6 +360,7 @@ def _user_set(
         license="the user's own",
         schema=schema,
         array_schema=array_schema,
+        test_declared_public=test.path is not None and test.public,
     )
 
 

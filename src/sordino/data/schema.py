@@ -883,6 +883,7 @@ class DatasetSplits:
         schema: The declared schema of a table; None for images and texts.
         array_schema: The declared range of a user's array file, else None.
         held_out_every: k where every k-th record of a public file was kept out of `train` for `test`, else None.
+        test_declared_public: Whether `test` came from a file that was declared public, beside private `train` records.
     """
 
     name: str
@@ -895,6 +896,12 @@ class DatasetSplits:
     schema: Schema | None
     array_schema: ArraySchema | None = None
     held_out_every: int | None = None
+    test_declared_public: bool = False
+
+    @property
+    def test_is_public(self) -> bool:
+        """Whether a model may be measured on the test records."""
+        return self.test is not None and (self.public or self.test_declared_public)
 
     def with_held_out_records(self) -> Self:
         """Every fifth record as test records, of a public set that has none; mapped files stay whole.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         compute_regression_utility,
         compute_utility,
         describe_figures,
+        label_names,
         measure_private_utility,
     )
 
@@ -43,6 +44,7 @@ __all__ = [
     "compute_regression_utility",
     "compute_utility",
     "describe_figures",
+    "label_names",
     "max_true_positive_rate",
     "measure_private_utility",
     "plot_report",

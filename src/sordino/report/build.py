@@ -46,7 +46,7 @@ from sordino.report.schema import (
     Report,
     losses_shown,
 )
-from sordino.report.utility import joint_epsilon, read_utility, summarize_evaluation
+from sordino.report.utility import joint_epsilon, label_names, read_utility, summarize_evaluation
 from sordino.runs import RunFolder, RunSegment, TranscriptLine
 
 __all__ = [
@@ -443,7 +443,7 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
         "audits": audits(run),
         "attacks": attacks,
-        "utility": read_utility(run.metrics),
+        "utility": read_utility(run.metrics, label_names(run)),
     }
     hazards = privacy_hazards(
         Evidence(**parts, has_private_attack=has_private_attack, lines=lines, plan=plan, meta=meta)
@@ -471,7 +471,12 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "privacy_hazards": hazards,
             "declarations": declared,
             "release": decide_release(unit, max(guarantee.epsilon, together or 0.0), blocked, hazards, declared),
-            "covered": list_covered(guarantee, released=released(run, meta), losses=run.released_losses is not None),
+            "covered": list_covered(
+                guarantee,
+                released=released(run, meta),
+                losses=run.released_losses is not None,
+                by_steps=plan.get("noise_multiplier") is not None,
+            ),
             "not_covered": list_not_covered(
                 guarantee,
                 meta=meta,

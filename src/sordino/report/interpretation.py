@@ -123,9 +123,9 @@ def question(neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUni
 
 
 def list_covered(
-    guarantee: GuaranteeSection, *, released: str | None = None, losses: bool = False
+    guarantee: GuaranteeSection, *, released: str | None = None, losses: bool = False, by_steps: bool = True
 ) -> tuple[Remark, ...]:
-    """What the guarantee covers: what is `released`, and noisy `losses` where the plan has some."""
+    """What the guarantee covers: what is `released`, noisy `losses` and training steps where the plan has some."""
     if not guarantee.is_private:
         return ()
     unit, results = guarantee.privacy_unit.value, (released or "the released results").rstrip(".")
@@ -138,6 +138,10 @@ def list_covered(
         Remark(
             title="Every step of training",
             text="ε counts every step as if each intermediate model were released too.",
+        )
+        if by_steps
+        else Remark(
+            title="Every charge", text="ε counts all noisy results of the run, whether or not they are released."
         ),
         Remark(title=f"Each {unit} as a whole", text=f"Everything that one {unit} contributed, features and labels."),
         Remark(

@@ -283,8 +283,10 @@ def _subgroup_charts(report: Report) -> list[tuple[str, str]]:
 
 
 def _laboratory_start(report: Report) -> dict[str, float]:
-    """Where the sliders of the laboratory begin: the run's settings, as far as they are numbers."""
+    """Where the laboratory's sliders begin: the run's settings, as far as they are numbers; nothing for no steps."""
     mechanism = report.mechanism
+    if mechanism.noise_multiplier is None:
+        return {}
     settings = {
         "rate": mechanism.sample_rate,
         "noise": mechanism.noise_multiplier,
@@ -305,7 +307,7 @@ def _evaluation_charts(report: Report) -> list[tuple[str, str, PrivateEvaluation
 
 def _render(name: str, **values: object) -> str:
     style, script = _source("page.css"), _source("page.js")
-    if name == "page.html.jinja":
+    if values.get("laboratory"):
         script += laboratory_script()
     template = _environment().get_template(name)
     return template.render(style=style, script=script, style_hash=_hash(style), script_hash=_hash(script), **values)

@@ -47,6 +47,7 @@ __all__ = [
     "compute_utility",
     "describe_figures",
     "joint_epsilon",
+    "label_names",
     "measure_private_utility",
     "proportion_interval",
     "read_utility",
@@ -250,8 +251,18 @@ def compute_regression_utility(predicted: ArrayLike, targets: ArrayLike, *, publ
     return metrics
 
 
-def describe_figures(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
-    """The public figures shown with accuracy, or in its place, each with its words; the confusion table last."""
+def describe_figures(metrics: Mapping[str, Metric], labels: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """The public figures shown with accuracy, or in its place, each with its words; the confusion table last.
+
+    Args:
+        metrics: of a run.
+        labels: names of the labels, in their order; where there are none a label's number stands.
+
+    Example:
+        >>> found = compute_label_utility([0, 0, 1], [0, 1, 1], classes=2, public=True)
+        >>> describe_figures(found, ["ill", "well"])[-1]
+        ('records of each label', 'ill: 1 right, 0 not; well: 1 right, 1 not')
+    """
     shown = {name: metric.value for name, metric in metrics.items() if metric.public}
     found = [
         (words, f"{100 * shown[name]:.1f} %" if is_share else f"{shown[name]:.4g}")
@@ -259,17 +270,27 @@ def describe_figures(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
         if name in shown
     ]
     pairs = [tuple(map(int, name.split(":")[1:])) for name in shown if name.startswith(f"{_CONFUSION}:")]
-    if len(pairs) == 4:
-        counts = {pair: int(shown[f"{_CONFUSION}:{pair[0]}:{pair[1]}"]) for pair in pairs}
-        said = (
-            f"first: {counts[0, 0]:,} right, {counts[0, 1]:,} not; second: {counts[1, 1]:,} right, {counts[1, 0]:,} not"
-        )
-        found.append(("records of each label", said))
+    counts = {pair: int(shown[f"{_CONFUSION}:{pair[0]}:{pair[1]}"]) for pair in pairs}
+    classes = sorted({true for true, _ in pairs})
+    if classes:
+        names = labels if len(labels) == len(classes) else [f"label {true}" for true in classes]
+        said = [
+            f"{name}: {counts[true, true]:,} right, {sum(counts[true, guess] for guess in classes if guess != true):,} "
+            "not"
+            for true, name in zip(classes, names, strict=True)
+        ]
+        found.append(("records of each label", "; ".join(said)))
     return found
 
 
-def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
-    """What a report may show of a run's metrics: public values only."""
+def label_names(run: RunFolder) -> tuple[str, ...]:
+    """The labels that a run's model tells apart, in their order; empty where the run does not say."""
+    labels = run.model_description.get("labels")
+    return tuple(map(str, labels)) if isinstance(labels, list) else ()
+
+
+def read_utility(metrics: Mapping[str, Metric], labels: Sequence[str] = ()) -> Measurements:
+    """What a report may show of a run's metrics: public values only; `labels` are the names of the run's labels."""
     shown = {name: metric.value for name, metric in metrics.items() if metric.public}
     accuracy = tuple(
         Accuracy(
@@ -283,7 +304,7 @@ def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
     )
     return Measurements(
         accuracy=accuracy,
-        figures=tuple(describe_figures(metrics)),
+        figures=tuple(describe_figures(metrics, labels)),
         calibration=_calibration(shown),
         subgroups=_subgroups(shown),
         withheld=sum(not metric.public for metric in metrics.values()),

@@ -74,7 +74,7 @@
     for (const [name, words, otherwise, given] of names) {
       const label = element("label", controls, "", { display: "block" });
       const shown = element("span", label);
-      const slider = element("input", label, "", { display: "block", width: "100%" });
+      const slider = element("input", label, "", { display: "block", width: "100%", margin: "2px 0" });
       Object.assign(slider, { type: "range", min: 0, max: table[name].length - 1, step: 1 });
       slider.value = start(name, otherwise, given);
       slider.name = name;
@@ -133,9 +133,9 @@
       if (points.length > 1) path(tail, points);
       ticks(tail, [0, 0.5, 1].map((x) => [x, upwards(x * largest, 3)]), [0, -2, -4, -6, -8, -10].map((y) => [1 - y / least, y ? power(y) : "1"]));
       bounds.textContent =
-        `A fair coin of membership is guessed rightly at most ${percent((1 + found.advantage) / 2)} of the time. ` +
+        `Membership guesses are correct in at most ${percent((1 + found.advantage) / 2)} of cases (50 % is chance). ` +
         `True positives at 1 % false positives: at most ${percent(rate(found, 0.01))}; at 0.1 %: ${percent(rate(found, 0.001))}. ` +
-        `A record guessed blindly once in a thousand is reconstructed at most ${percent(rate(found, 0.001))} of the time.`;
+        `A record guessed without the model in 1 of 1,000 cases is reconstructed in at most ${percent(rate(found, 0.001))} of cases.`;
       place.dataset.epsilon = found.epsilons[d];
       place.dataset.advantage = found.advantage;
       place.dataset.found = rate(found, 0.01);

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sordino.cli.account import FALSE_POSITIVE_RATES
+from sordino.commands.planning import FALSE_POSITIVE_RATES
 from sordino.definitions import NeighboringRelation, format_upper_bound
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import Composed, Event, SelfComposed, compose

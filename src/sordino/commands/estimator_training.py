@@ -1,28 +1,32 @@
-"""`train` with an estimator: charged in a run folder first, fitted then, and the same files and page at the end."""
+"""Estimators in run folders: charged first, fitted then. One fit for `train`, and a whole search for `tune`."""
 
 import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
-from rich.text import Text
 
 from sordino import accounting, checks
-from sordino.cli.console import Output, check_single_process_options
-from sordino.cli.ledger import print_preview, with_affordable_delta
-from sordino.cli.training_job import Outcome, composition_statement, default_delta, render_outcome, subgroups_of
+from sordino.commands.budgets import DryRun, default_delta, preview, with_affordable_delta
+from sordino.commands.outcomes import (
+    RunOutcome,
+    closed_after_failure,
+    composition_statement,
+    describe_data,
+    run_folder,
+    subgroups_of,
+)
+from sordino.commands.progress import SILENT, Progress
+from sordino.commands.tables import TableOptions, load_table
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, SordinoError
+from sordino.errors import InvalidArgument, MissingDeclaration, SordinoError
 from sordino.events import Event, compose
 from sordino.randomness import KeyedRNG
 from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sordino.data import DatasetSplits
     from sordino.estimators.base import PrivateEstimator
     from sordino.ledger import Account
@@ -32,18 +36,7 @@ if TYPE_CHECKING:
     from sordino.tuning.random_search import EstimatorRuns
     from sordino.tuning.search import TrialBudget
 
-__all__ = [
-    "EstimatorJob",
-    "TuningJob",
-    "check_no_overrides",
-    "estimator_metadata",
-    "estimator_metrics",
-    "is_method",
-    "run_and_print",
-    "run_estimator_job",
-    "run_tuning_job",
-]
-
+__all__ = ["EstimatorJob", "is_method", "run_estimator", "tune"]
 
 _TUNED_ON = ("adult",)
 _USUAL_DELTA = 1e-5
@@ -64,24 +57,12 @@ def is_method(model: str) -> bool:
     return True
 
 
-def check_no_overrides(model: str, names: tuple[str, ...], **others: object) -> None:
-    """Settings by hand, resuming, several processes and the like are for modules; an estimator has its own."""
-    check_single_process_options(**{f"model {model}": True})
-    names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
-    if names:
-        raise InvalidArgument(
-            f"{', '.join(names)} must be left out with --model {model}, got a value. "
-            "Use the estimator from Python to set its parameters."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class EstimatorJob:
-    """One fit of an estimator as the command asks for it.
+    """One fit of an estimator as `train` asks for it.
 
     Args:
-        dataset: what is trained on; `dataset.public` decides what may be measured.
-        test_is_public: whether `dataset.test` may be measured on.
+        dataset: what is trained on; it says what may be measured.
         method: name of the method.
         target: the column to predict, or None for the label.
         epsilon: of the fit.
@@ -92,7 +73,6 @@ class EstimatorJob:
     """
 
     dataset: "DatasetSplits"
-    test_is_public: bool
     method: str
     target: str | None
     epsilon: float
@@ -102,35 +82,28 @@ class EstimatorJob:
     ledger: "Account | None" = None
 
 
-def run_and_print(job: EstimatorJob, out: Output, *, dry_run: bool = False) -> None:
-    """Fit, and print the document or the page; or only print what that would cost."""
-    kind = "public" if job.dataset.public else "private"
-    out.print_status(Text.assemble((job.dataset.name, "bold"), f": {kind} records, {job.method}"))
-    if dry_run:
-        print_preview(
-            out,
-            lambda ledger, place: run_estimator_job(replace(job, ledger=ledger, folder=place), out),
-            job.ledger,
-            delta=default_delta(len(job.dataset.train)) if job.delta is None else job.delta,
-        )
-        return
-    outcome = run_estimator_job(job, out)
-    out.print_result(outcome.to_dict(), *render_outcome(outcome))
-
-
-def run_estimator_job(job: EstimatorJob, out: Output) -> Outcome:
+def run_estimator(job: EstimatorJob, progress: Progress) -> RunOutcome:
     """Fit, and leave a complete run folder.
 
-    Guarantee: `Outcome.guarantee`. What the fit will cost is known before a record is read (its events depend on no
+    Guarantee: `RunOutcome.guarantee`. What the fit will cost is known before a record is read (its events depend on no
     record), and it is written to the transcript then. Nothing is measured on records that are not declared public.
     """
+    return _with_delta(job, lambda rows, delta: _run_estimator(job, rows, delta, progress), progress)
+
+
+def _with_delta(
+    job: EstimatorJob,
+    work: "Callable[[TabularTask, float], RunOutcome]",
+    progress: Progress,
+) -> RunOutcome:
+    """Work with the δ that was given, checked, or the default that the account has."""
     from sordino.recipes.tabular import make_tabular_task
 
     rows = make_tabular_task(job.dataset, target=job.target)
     if job.delta is not None:
-        return _run_estimator(job, rows, _checked_delta(job.delta, rows), out)
+        return work(rows, _checked_delta(job.delta, rows))
     default = default_delta(rows.facts.dataset_size)
-    return with_affordable_delta(lambda delta: _run_estimator(job, rows, delta, out), default, job.ledger, out)
+    return with_affordable_delta(lambda delta: work(rows, delta), default, job.ledger, progress)
 
 
 def _checked_delta(delta: float, rows: "TabularTask") -> float:
@@ -144,7 +117,7 @@ def _checked_delta(delta: float, rows: "TabularTask") -> float:
     return delta
 
 
-def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, out: Output) -> Outcome:
+def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progress: Progress) -> RunOutcome:
     from sordino.estimators.base import dry_run_events
     from sordino.recipes.tabular import fit_to, get_method
     from sordino.report import write_report
@@ -157,8 +130,8 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, out: Ou
     if job.ledger is not None:
         job.ledger.check_charge(compose(list(events)), neighboring_relation=neighboring_relation)
     plan = _plan(job, estimator, delta, neighboring_relation.value, events)
-    run = RunFolder.create(job.folder, plan=plan, meta=estimator_metadata(job, rows))
-    try:
+    run = RunFolder.create(job.folder, plan=plan, meta=_metadata(job, rows))
+    with closed_after_failure(run):
         # Charged here and not by the estimator, so that every line of the transcript names the charge that paid for it.
         charge = None if job.ledger is None else _charge(job.ledger, run, estimator, events, neighboring_relation)
         # The estimator draws its key itself, and the fit is one segment.
@@ -166,13 +139,8 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, out: Ou
         for number, event in enumerate(events):
             last = number == len(events) - 1
             run.append(step=number, event=event, epsilon=spent.upper if last else None, charge=charge)
-        with out.progress(f"fitting {type(estimator).__name__}"):
+        with progress.stage(f"fitting {type(estimator).__name__}"):
             fitted = fit_to(estimator, rows)
-    except BaseException:
-        run.close()
-        if not any(run):
-            shutil.rmtree(run.path)
-        raise
     _save(run, job, fitted)
     run.close()
     guarantee = estimator.guarantee_
@@ -180,11 +148,11 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, out: Ou
     if "dataset_size" in method.wants or (job.delta is None and delta < _USUAL_DELTA):
         guarantee = _with_public_size(guarantee)
     run.write_guarantee(guarantee)
-    with out.progress("measuring and writing the report"):
-        metrics = estimator_metrics(job, rows, fitted)
+    with progress.stage("measuring and writing the report"):
+        metrics = _measured(job, rows, fitted)
         run.write_metrics(metrics)
         write_report(run)
-    return Outcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events), interrupted=False)
+    return RunOutcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events))
 
 
 def _charge(
@@ -205,15 +173,7 @@ def _charge(
 
 
 def _with_public_size(guarantee: Guarantee) -> Guarantee:
-    return Guarantee(
-        epsilon=guarantee.epsilon,
-        delta=guarantee.delta,
-        accountant=guarantee.accountant,
-        sampler=guarantee.sampler,
-        neighboring_relation=guarantee.neighboring_relation,
-        privacy_unit=guarantee.privacy_unit,
-        caveats=("the size of the dataset is treated as public", *guarantee.caveats),
-    )
+    return replace(guarantee, caveats=("the size of the dataset is treated as public", *guarantee.caveats))
 
 
 def _plan(
@@ -248,7 +208,7 @@ def _plan(
     return json.dumps(body, indent=2, allow_nan=False)
 
 
-def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, object]:
+def _metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, object]:
     """Public facts about the run. No path of this machine is among them."""
     dataset = job.dataset
     measured = "Accuracy or error on test records that are declared public."
@@ -258,14 +218,10 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
         "settings": "The settings are the estimator's defaults, which were fixed in advance on public datasets",
         "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
         "data": {
-            "name": dataset.name,
-            "records": rows.facts.dataset_size if dataset.public else None,
-            "labels": rows.facts.classes,
+            **describe_data(
+                dataset, records=rows.facts.dataset_size if dataset.public else None, labels=rows.facts.classes
+            ),
             "target": rows.facts.target,
-            "source": dataset.source if dataset.public else "not public",
-            "license": dataset.license,
-            "public": dataset.public,
-            "held_out_every": dataset.held_out_every,
         },
         "training": {"model": job.method, "optimizer": None, "learning_rate": None, "averaging": None},
         "noise_arithmetic": "floating point",
@@ -274,7 +230,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
             "normalization": "No statistic of the records is computed.",
             "schema": "Bounds, categories and labels are declared, never taken from the records.",
             "early_stopping": "None: the number of steps is fixed in advance.",
-            "evaluation": measured if job.test_is_public and dataset.test is not None else "None.",
+            "evaluation": measured if dataset.test_is_public else "None.",
             "logging": "No loss, norm or number of records is printed or stored.",
         },
         **composition_statement(public=dataset.public, charged=job.ledger is not None),
@@ -293,12 +249,12 @@ def _save(run: RunFolder, job: EstimatorJob, fitted: "FittedTable") -> None:
     run.write_model_description(describe_estimator(predicted_from(job.dataset, job.target), fitted))
 
 
-def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> dict[str, Metric]:
+def _measured(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> dict[str, Metric]:
     """What may be shown: the private model on public test records; models without privacy only when all is public."""
     from sordino.recipes.tabular import non_private_scores
     from sordino.report import compute_label_utility, compute_regression_utility, compute_utility
 
-    if rows.test is None or not len(rows.test[0]) or not job.test_is_public:
+    if rows.test is None or not len(rows.test[0]) or not job.dataset.test_is_public:
         return {}
     features, targets = rows.test
     if rows.facts.classes is None:
@@ -328,8 +284,103 @@ def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTab
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `tune` at work: charged in a run folder before the first run, then the search, and the winner's files.
+# `tune`: charged in a run folder before the first run, then the search, and the winner's files.
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def tune(
+    data: "str | Path | DatasetSplits",
+    *,
+    epsilon: float,
+    model: str = "dp-gd",
+    delta: float | None = None,
+    runs: float = 20.0,
+    shape: float = 0.0,
+    score: str = "private",
+    score_noise: float = 30.0,
+    space: Path | str | None = None,
+    seed: int | None = None,
+    reproducible: bool = False,
+    out: Path | str | None = None,
+    ledger: "Account | None" = None,
+    dry_run: bool = False,
+    progress: Progress = SILENT,
+    **table: Unpack[TableOptions],
+) -> RunOutcome | DryRun:
+    """Search an estimator's settings by random stopping, and write the best model's run folder.
+
+    Guarantee: `RunOutcome.guarantee`, of everything in the folder. The folder's transcript has one line, for the whole
+    search; nothing in it tells how many runs there were, or what the others gave.
+
+    Args:
+        data: a named dataset, a file, or what `sordino.data.load_dataset` gave.
+        epsilon: of everything: all runs, their scores, and the choice.
+        model: an estimator's method.
+        delta: of everything; 1e-5 or less if not given.
+        runs: mean of the secret number of runs, above 1.
+        shape: η > −1 of its distribution: 0 logarithmic, 1 geometric.
+        score: what runs are judged by: ``private`` records or ``public`` test ones.
+        score_noise: noise of a private score, in records.
+        space: a JSON file with the search space; the method's own if not given.
+        seed: a chosen seed, with `reproducible` only.
+        reproducible: allow a chosen seed; the run is marked not for release.
+        out: the run folder; a new one below ``runs`` if not given.
+        ledger: the account that is charged.
+        dry_run: only say what it would cost.
+        progress: what is said meanwhile.
+        **table: how a file is declared and read, see `sordino.commands.TableOptions`.
+
+    Returns:
+        The run, whose `details` have the chosen settings; with `dry_run` the cost.
+
+    Raises:
+        BudgetExceeded: the account does not have it; nothing was read.
+        InvalidArgument: an option is out of range.
+        MissingDeclaration: a declaration is missing.
+        SordinoError: no run gave a model; the search is charged all the same.
+    """
+    from sordino.tuning import RandomStopping
+
+    checks.positive(epsilon=epsilon)
+    checks.one_of(("private", "public"), score=score)
+    if checks.positive(runs=runs) <= 1:
+        raise InvalidArgument(f"runs must be above 1, got {runs:g}: one run needs no search. Give --runs 20, or train.")
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    if not is_method(model):
+        raise InvalidArgument(f"model must be an estimator's method, got {model!r}. Tune modules from Python.")
+    dataset, target = load_table(data, table, progress, by_estimator=True), table.get("target")
+    if score == "public" and not dataset.test_is_public:
+        raise MissingDeclaration("test must be declared for a public score: a PUBLIC file to measure on. Give --test.")
+    search = _Search(
+        distribution=RandomStopping(mean=runs, shape=shape),
+        public_score=score == "public",
+        score_noise=score_noise,
+        space=_space(model, space, number=_is_number(dataset, target)),
+        rng=KeyedRNG(seed=seed, reproducible=reproducible),
+    )
+    job = EstimatorJob(
+        dataset=dataset,
+        method=model,
+        target=target,
+        epsilon=epsilon,
+        delta=delta,
+        seed=seed,
+        folder=run_folder(f"{dataset.name}-tuned", out),
+        ledger=ledger,
+    )
+    kind = "public" if dataset.public else "private"
+    progress.status(f"{kind} records, settings of {model} by random stopping", title=dataset.name)
+
+    def work(own: EstimatorJob) -> RunOutcome:
+        return _with_delta(own, lambda rows, level: _run_search(own, search, rows, level, progress), progress)
+
+    if not dry_run:
+        return work(job)
+    level = default_delta(len(dataset.train)) if delta is None else delta
+    return preview(
+        lambda payer, place: work(replace(job, ledger=payer, folder=place)), ledger, delta=level, progress=progress
+    )
 
 
 _EXAMPLES = 3
@@ -337,40 +388,22 @@ _COUNTED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningJob:
-    """One search as the command asks for it.
+class _Search:
+    """How settings are searched.
 
     Args:
-        dataset: what is trained on; `dataset.public` decides what may be measured.
-        test_is_public: whether `dataset.test` may be measured on.
-        method: name of the estimator's method.
-        target: the column to predict, or None for the label.
-        epsilon: of everything.
-        delta: of everything; None takes the default.
-        mean: of the number of runs.
-        shape: η of its distribution.
+        distribution: of the number of runs.
         public_score: whether runs are judged on public test records.
         score_noise: of a private score, in records.
         space: of the estimator's parameters.
         rng: of the search.
-        folder: where the run goes.
-        ledger: the dataset's account, or None.
     """
 
-    dataset: "DatasetSplits"
-    test_is_public: bool
-    method: str
-    target: str | None
-    epsilon: float
-    delta: float | None
-    mean: float
-    shape: float
+    distribution: "RandomStopping"
     public_score: bool
     score_noise: float
     space: "SearchSpace"
     rng: KeyedRNG
-    folder: Path
-    ledger: "Account | None"
 
 
 class _Written:
@@ -411,82 +444,52 @@ def _words_of(distribution: "RandomStopping") -> str:
     return f"a secret number of fits, {distribution.mean:g} on average, at most {most:,} in 19 of 20 searches"
 
 
-def _one(job: TuningJob) -> EstimatorJob:
-    """The winner as one fit."""
-    return EstimatorJob(
-        dataset=job.dataset,
-        test_is_public=job.test_is_public,
-        method=job.method,
-        target=job.target,
-        epsilon=job.epsilon,
-        delta=job.delta,
-        seed=job.rng.seed,
-        folder=job.folder,
-    )
-
-
-def run_tuning_job(job: TuningJob, out: Output) -> "tuple[Outcome, Config]":
-    """Search, and leave a complete run folder with the winner.
-
-    Guarantee: `Outcome.guarantee`, of everything in the folder. The folder's transcript has one line, for the whole
-    search; nothing in it tells how many runs there were.
-    """
-    from sordino.recipes.tabular import make_tabular_task
-
-    rows = make_tabular_task(job.dataset, target=job.target)
-    if job.delta is not None:
-        return _run_search(job, rows, _checked_delta(job.delta, rows), out)
-    default = default_delta(rows.facts.dataset_size)
-    return with_affordable_delta(lambda delta: _run_search(job, rows, delta, out), default, job.ledger, out)
-
-
-def _run_search(job: TuningJob, rows: "TabularTask", delta: float, out: Output) -> "tuple[Outcome, Config]":
+def _run_search(
+    job: EstimatorJob, search: _Search, rows: "TabularTask", delta: float, progress: Progress
+) -> RunOutcome:
     from sordino.report import write_report
-    from sordino.tuning import PrivateScore, RandomStopping, tune
+    from sordino.tuning import PrivateScore
+    from sordino.tuning import tune as search_settings
 
-    train, runs = _training(job, rows, delta)
-    method = RandomStopping(mean=job.mean, shape=job.shape)
-    run = RunFolder.create(
-        job.folder, plan=_tuning_run_plan(job, delta, runs.neighboring_relation.value), meta=_meta(job, rows)
-    )
-    try:
-        with out.progress(f"searching: {_words_of(method)}"):
-            tuned = tune(
-                train,
-                job.space,
-                target_epsilon=job.epsilon,
-                delta=delta,
-                method=method,
-                run_event=runs.run,
-                score=None if job.public_score else PrivateScore(noise_multiplier=job.score_noise),
-                neighboring_relation=runs.neighboring_relation,
-                ledger=_Written(run, job.ledger),  # pyright: ignore[reportArgumentType]
-                rng=job.rng,
-                accountant=_accountant(job.ledger, gaussian=runs.gaussian),
-            )
-    except BaseException:
-        run.close()
-        if not any(run):
-            shutil.rmtree(run.path)
-        raise
-    size = ("the size of the dataset is treated as public", *tuned.guarantee.caveats)
-    guarantee = replace(tuned.guarantee, caveats=size)
+    train, runs = _training(job, search, rows, delta)
+    plan = _search_plan(job, search, delta, runs.neighboring_relation.value)
+    run = RunFolder.create(job.folder, plan=plan, meta=_search_metadata(job, search, rows))
+    with closed_after_failure(run), progress.stage(f"searching: {_words_of(search.distribution)}"):
+        tuned = search_settings(
+            train,
+            search.space,
+            target_epsilon=job.epsilon,
+            delta=delta,
+            method=search.distribution,
+            run_event=runs.run,
+            score=None if search.public_score else PrivateScore(noise_multiplier=search.score_noise),
+            neighboring_relation=runs.neighboring_relation,
+            ledger=_Written(run, job.ledger),  # pyright: ignore[reportArgumentType]
+            rng=search.rng,
+            accountant=_accountant(job.ledger, gaussian=runs.gaussian),
+        )
+    guarantee = _with_public_size(tuned.guarantee)
     if tuned.model is None:
         run.close()
         run.write_guarantee(guarantee)
         raise SordinoError("settings must give a model in some run, got none. The search is paid for. Narrow --space.")
-    _save(run, _one(job), tuned.model)
+    _save(run, job, tuned.model)
     run.close()
     run.write_guarantee(guarantee)
-    with out.progress("measuring and writing the report"):
-        metrics = estimator_metrics(_one(job), rows, tuned.model)
+    with progress.stage("measuring and writing the report"):
+        metrics = _measured(job, rows, tuned.model)
         run.write_metrics(metrics)
         write_report(run)
-    return Outcome(run=run, guarantee=guarantee, metrics=metrics, steps=1, interrupted=False), tuned.config
+    details = {
+        "settings": tuned.config,
+        "tuning": "random stopping",
+        "score": "public" if search.public_score else "private",
+    }
+    return RunOutcome(run=run, guarantee=guarantee, metrics=metrics, steps=1, details=details)
 
 
 def _training(
-    job: TuningJob, rows: "TabularTask", delta: float
+    job: EstimatorJob, search: _Search, rows: "TabularTask", delta: float
 ) -> "tuple[Callable[[Config, TrialBudget], tuple[FittedTable, float]], EstimatorRuns]":
     """One run of the search, and what it may spend."""
     from sordino.recipes.tabular import fit_to, get_method
@@ -498,7 +501,7 @@ def _training(
         seeded = {} if seed is None else {"random_state": seed, "reproducible": True}
         return method.estimator(rows.facts, epsilon=epsilon, delta=slack, **seeded).set_params(**config)
 
-    unknown = set(job.space.priors) - set(build({}, 1.0, delta, None).get_params())
+    unknown = set(search.space.priors) - set(build({}, 1.0, delta, None).get_params())
     if unknown:
         raise InvalidArgument(
             f"space must name parameters of {job.method}, got {', '.join(sorted(unknown))}. Check the spelling."
@@ -506,7 +509,7 @@ def _training(
     looks = KeyedRNG(seed=0, reproducible=True)
     runs = EstimatorRuns(
         build=build,
-        examples=[job.space.draw(looks.stream("examples", step=step)) for step in range(_EXAMPLES)],
+        examples=[search.space.draw(looks.stream("examples", step=step)) for step in range(_EXAMPLES)],
         columns=rows.facts.columns,
         run_delta=delta,
     )
@@ -514,7 +517,7 @@ def _training(
     def train(config: "Config", share: "TrialBudget") -> "tuple[FittedTable, float]":
         fitted = fit_to(runs.estimator(config, share), rows)
         runs.check(fitted.estimator, share)
-        if job.public_score:
+        if search.public_score:
             assert rows.test is not None
             value = fitted.score(*rows.test)
             return fitted, value if rows.metric == "accuracy" else -value
@@ -534,7 +537,7 @@ def _right(fitted: "FittedTable", rows: "TabularTask") -> float:
     return float(np.nan_to_num(1 - ((guessed - true) / (high - low)) ** 2).sum())
 
 
-def _tuning_run_plan(job: TuningJob, delta: float, neighboring_relation: str) -> str:
+def _search_plan(job: EstimatorJob, search: _Search, delta: float, neighboring_relation: str) -> str:
     """Everything that changes the guarantee, all of it public."""
     body = {
         "schema": 1,
@@ -542,11 +545,11 @@ def _tuning_run_plan(job: TuningJob, delta: float, neighboring_relation: str) ->
         "steps": 1,
         "tuning": {
             "method": "random stopping",
-            "mean": checks.positive(runs=job.mean),
-            "shape": job.shape,
-            "score": "public" if job.public_score else "private",
-            "score_noise": None if job.public_score else job.score_noise,
-            "space": {name: repr(prior) for name, prior in job.space.priors.items()},
+            "mean": search.distribution.mean,
+            "shape": search.distribution.shape,
+            "score": "public" if search.public_score else "private",
+            "score_noise": None if search.public_score else search.score_noise,
+            "space": {name: repr(prior) for name, prior in search.space.priors.items()},
         },
         "delta": delta,
         "neighboring_relation": neighboring_relation,
@@ -556,13 +559,68 @@ def _tuning_run_plan(job: TuningJob, delta: float, neighboring_relation: str) ->
     return json.dumps(body, indent=2, allow_nan=False)
 
 
-def _meta(job: TuningJob, rows: "TabularTask") -> dict[str, object]:
-    meta = estimator_metadata(_one(job), rows)
-    judged = "on public test records" if job.public_score else "on the records, with noise"
+def _search_metadata(job: EstimatorJob, search: _Search, rows: "TabularTask") -> dict[str, object]:
+    meta = _metadata(job, rows)
+    judged = "on public test records" if search.public_score else "on the records, with noise"
     said = (
         f"Settings were drawn at random from a space fixed in advance, a secret random number of times (mean "
-        f"{job.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only the winner left."
+        f"{search.distribution.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only the winner "
+        "left."
     )
     accesses = meta["data_accesses"]
     assert isinstance(accesses, dict)
     return meta | {"settings": said, "tuned_on_these_data": False, "data_accesses": accesses | {"tuning": said}}
+
+
+_KINDS = ("uniform", "log_uniform", "integers")
+
+
+def _is_number(dataset: "DatasetSplits", target: str | None) -> bool:
+    """Whether a number is predicted: the schema's target, or one of its numeric columns."""
+    return not dataset.labels or (dataset.schema is not None and target not in {None, dataset.schema.target})
+
+
+def _space(model: str, path: Path | str | None, *, number: bool) -> "SearchSpace":
+    """The file's space, or the method's own: ranges that were fixed in advance."""
+    from sordino.tuning.methods import Integers, LogUniform, SearchSpace, Uniform
+
+    if path is None:
+        own = {
+            "dp-gd": {"learning_rate": LogUniform(1.0, 256.0), "max_grad_norm": LogUniform(0.05, 1.0)},
+            "dp-sgd": {"learning_rate": LogUniform(1.0, 256.0), "max_grad_norm": LogUniform(0.05, 1.0)},
+            "objective": {"regularization": LogUniform(0.3, 100.0)},
+            "output": {"regularization": LogUniform(1.0, 300.0)},
+            "svm": {"regularization": LogUniform(0.3, 100.0)},
+            "boosting": {"max_iter": [25, 50, 100, 200], "learning_rate": LogUniform(0.05, 0.5)},
+        }
+        if number:
+            # A squared loss curves with the norm of the rows: steps above 1 diverge. λ of least squares is the
+            # method's own.
+            own["dp-gd"] = {"learning_rate": LogUniform(0.05, 1.0), "max_grad_norm": LogUniform(0.05, 1.0)}
+            del own["objective"], own["output"]
+        if model not in own:
+            raise MissingDeclaration(f"space must be declared for {model}, which has none of its own. Give --space.")
+        return SearchSpace(own[model])
+    try:
+        body = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"space must be a JSON file, got {Path(path).name!r}. See `sordino explain tuning`."
+        ) from error
+    if not isinstance(body, dict) or not body:
+        raise InvalidArgument("space must be an object of settings, got something else. See `sordino explain tuning`.")
+    makers = {"uniform": Uniform, "log_uniform": LogUniform, "integers": Integers}
+    found: dict[str, object] = {}
+    for name, setting in body.items():
+        if isinstance(setting, list):
+            found[name] = setting
+        elif isinstance(setting, dict) and len(setting) == 1 and (kind := next(iter(setting))) in _KINDS:
+            low, high = setting[kind] if isinstance(setting[kind], list) and len(setting[kind]) == 2 else (None, None)
+            if not isinstance(low, int | float) or not isinstance(high, int | float):
+                raise InvalidArgument(
+                    f"{name} must have [low, high], got something else. See `sordino explain tuning`."
+                )
+            found[name] = makers[kind](low, high)
+        else:
+            raise InvalidArgument(f"{name} must be a list or one of {', '.join(_KINDS)}. See `sordino explain tuning`.")
+    return SearchSpace(found)

@@ -1,142 +1,101 @@
-"""What commands that read a table share: the options that name and declare it, and the word about its labels."""
+"""The records of a command: a table as its options name and declare it, and what is said about it beforehand."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, TypedDict
 
-import typer
-from rich.text import Text
-
-from sordino.cli.console import is_rank_zero
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
-    from sordino.cli.console import Output
-    from sordino.data import DatasetSplits, Schema, TableFormat
+    from sordino.commands.progress import Progress
+    from sordino.data import ArraySchema, DatasetSplits, Schema, TableFormat
 
-__all__ = [
-    "DEFAULT_REGRESSOR",
-    "DataArgument",
-    "DataIsPublicOption",
-    "DecimalOption",
-    "EncodingOption",
-    "LabelOption",
-    "OutFolderOption",
-    "PublicSchemaOption",
-    "ReproducibleOption",
-    "SchemaOption",
-    "SeedOption",
-    "SeparatorOption",
-    "TableArgument",
-    "TableFile",
-    "TableOptions",
-    "TargetBoundsOption",
-    "TargetOption",
-    "TestOption",
-    "default_model",
-    "table_format",
-]
-
-DataArgument = Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")]
-TableArgument = Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")]
-LabelOption = Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")]
-TargetOption = Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")]
-SchemaOption = Annotated[Path | None, typer.Option(help="The declared schema of your file.")]
-PublicSchemaOption = Annotated[
-    Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-]
-TargetBoundsOption = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        "--target-bounds",
-        metavar="LOW HIGH",
-        help="With --public-schema-from: the target is a number between these public bounds.",
-    ),
-]
-TestOption = Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form: the model is measured on it.")]
-DataIsPublicOption = Annotated[
-    bool, typer.Option("--data-is-public", help="Declare your file public: models without privacy may be shown too.")
-]
-SeparatorOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="Between the cells of a CSV file: ';', tab, …; else the schema's.")
-]
-DecimalOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="Before the decimals in a CSV file: . or ,; else the schema's.")
-]
-EncodingOption = Annotated[
-    str | None, typer.Option(help="Of a CSV file: utf-8, latin-1, cp1252, …; else the schema's.")
-]
-SeedOption = Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")]
-ReproducibleOption = Annotated[
-    bool, typer.Option("--reproducible", help="Allow a chosen seed; what comes out is marked not for release.")
-]
-OutFolderOption = Annotated[
-    Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
-]
+__all__ = ["DEFAULT_REGRESSOR", "TableFile", "TableOptions", "default_model", "load_table", "table_format"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """The records that a command trains on, as its options name and declare them.
+class TableOptions(TypedDict, total=False):
+    """How records are named and declared, for commands that train on a table.
 
     Args:
-        data: a named set or a file.
         target: the column to predict.
-        schema: the declared schema of the file.
+        schema: the file of the declared schema.
         public_schema_from: a public sample to take the schema from.
         target_bounds: bounds of a numeric target, with the sample.
-        test: a public file to measure on.
-        data_is_public: whether the records were declared public.
         separator, decimal, encoding: how CSV files are written, in place of what the schema says.
+        test: a public file to measure on.
+        data_is_public: whether the records are declared public.
     """
 
-    data: str
     target: str | None
-    schema: Path | None
-    public_schema_from: Path | None
+    schema: "Path | str | Schema | ArraySchema | None"
+    public_schema_from: Path | str | None
     target_bounds: tuple[float, float] | None
-    test: Path | None
-    data_is_public: bool
     separator: str | None
     decimal: str | None
     encoding: str | None
+    test: Path | str | None
+    data_is_public: bool
 
-    def load(self, out: "Output", *, by_estimator: bool, keep_texts: bool = False) -> "DatasetSplits":
-        """The records, after the word about how they are read and which of them count.
 
-        Args:
-            out: where that is said.
-            by_estimator: whether the target may be a numeric column, which only the table knows; the label of a sample
-                must be named in any case.
-            keep_texts: keep the raw texts of a text dataset.
-        """
-        from sordino.data import load_dataset
+def load_table(
+    data: "str | Path | DatasetSplits",
+    options: TableOptions,
+    progress: "Progress",
+    *,
+    by_estimator: bool,
+    keep_texts: bool = False,
+) -> "DatasetSplits":
+    """The records, after the word about how they are read and which of them count.
 
+    Args:
+        data: a named set, a file, or records that were loaded before, which have no options but the target's.
+        options: of a file.
+        progress: where that is said.
+        by_estimator: whether the target may be a numeric column, which only the table knows; the label of a sample
+            must be named in any case.
+        keep_texts: keep the raw texts of a text dataset.
+    """
+    from sordino.data import DatasetSplits, load_dataset
+
+    if isinstance(data, DatasetSplits):
+        others = [name for name, value in options.items() if value not in (None, False) and name != "target"]
+        if others:
+            raise InvalidArgument(
+                f"{', '.join(others)} must be left out for records that are loaded, got a value. "
+                "Give them to sordino.data.load_dataset."
+            )
+        found = data
+    else:
+        schema, sample = options.get("schema"), options.get("public_schema_from")
         found = load_dataset(
-            self.data,
-            target=None if by_estimator and self.public_schema_from is None else self.target,
-            schema=self.schema,
-            public_schema_from=self.public_schema_from,
-            target_bounds=self.target_bounds,
-            test=self.test,
-            table_format=table_format(self.schema, self.separator, self.decimal, self.encoding),
+            data,
+            target=None if by_estimator and sample is None else options.get("target"),
+            schema=schema,
+            public_schema_from=sample,
+            target_bounds=options.get("target_bounds"),
+            test=options.get("test"),
+            table_format=table_format(
+                schema, options.get("separator"), options.get("decimal"), options.get("encoding")
+            ),
             keep_texts=keep_texts,
         )
-        found = _declared_public(found, out) if self.data_is_public else found
-        _print_labels(found, out)
-        return found
+        if options.get("data_is_public"):
+            found = _declared_public(found, progress)
+    _say_labels(found, progress)
+    return found
 
-    def test_is_public(self, dataset: "DatasetSplits") -> bool:
-        """Whether the test records may be measured on."""
-        return dataset.public or self.test is not None
 
-    def default_model(self) -> str:
-        """The model where none is named: by the kind of target, which the schema says."""
-        return default_model(self.schema, self.target_bounds)
+def _declared(schema: "Path | str | Schema | ArraySchema | None") -> "Schema | ArraySchema | None":
+    from sordino.data.schema import read_schema
+
+    return read_schema(Path(schema)) if isinstance(schema, str | Path) else schema
 
 
 def table_format(
-    schema: Path | None, separator: str | None, decimal: str | None, encoding: str | None
+    schema: "Path | str | Schema | ArraySchema | None",
+    separator: str | None,
+    decimal: str | None,
+    encoding: str | None,
 ) -> "TableFormat | None":
     """How the CSV files of a command are written: what the options say, for the rest what the schema says.
 
@@ -147,9 +106,9 @@ def table_format(
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return None
-    from sordino.data.schema import Schema, TableFormat, read_schema
+    from sordino.data.schema import Schema, TableFormat
 
-    declared = None if schema is None else read_schema(schema)
+    declared = _declared(schema)
     return replace(declared.table_format if isinstance(declared, Schema) else TableFormat(), **given)
 
 
@@ -157,7 +116,7 @@ def table_format(
 _SHOWN = 12
 
 
-def _print_labels(dataset: "DatasetSplits", out: "Output") -> None:
+def _say_labels(dataset: "DatasetSplits", progress: "Progress") -> None:
     """Say which labels the schema lists and that other records do not count, before private records are trained on.
 
     How many records do not count is private and is not shown. That none is left is shown: training on no record at all
@@ -179,20 +138,19 @@ def _print_labels(dataset: "DatasetSplits", out: "Output") -> None:
     if dataset.public:
         _check_columns(dataset)
         return
-    _print_format(dataset, out)
+    _say_format(dataset, progress)
     if not dataset.labels:
-        _print_number(dataset, out)
+        _say_number(dataset, progress)
         return
-    if is_rank_zero():
-        out.print_status(Text(f"labels{column}: {labels}. Records with another label, or with none, do not count."))
+    progress.status(f"labels{column}: {labels}. Records with another label, or with none, do not count.")
 
 
-def _declared_public(dataset: "DatasetSplits", out: "Output") -> "DatasetSplits":
+def _declared_public(dataset: "DatasetSplits", progress: "Progress") -> "DatasetSplits":
     """The dataset of ``--data-is-public``; without test records every fifth record is kept out for them."""
     split = replace(dataset, public=True).with_held_out_records()
-    if split.held_out_every is not None and dataset.held_out_every is None and is_rank_zero():
-        out.print_status(
-            Text(f"every {split.held_out_every}th record is kept out of training and measured on; --test names others")
+    if split.held_out_every is not None and dataset.held_out_every is None:
+        progress.status(
+            f"every {split.held_out_every}th record is kept out of training and measured on; --test names others"
         )
     return split
 
@@ -227,19 +185,17 @@ def _check_columns(dataset: "DatasetSplits") -> None:
         )
 
 
-def _print_format(dataset: "DatasetSplits", out: "Output") -> None:
+def _say_format(dataset: "DatasetSplits", progress: "Progress") -> None:
     """Say how a private table is read, the same whatever it holds: a wrong format would make values missing."""
-    if dataset.schema is not None and is_rank_zero():
+    if dataset.schema is not None:
         mark = dataset.schema.table_format.decimal
-        out.print_status(
-            Text(
-                f"numbers have {mark!r} before their decimals, in CSV files; a value that can't be read is missing. "
-                "`sordino schema check` counts them."
-            )
+        progress.status(
+            f"numbers have {mark!r} before their decimals, in CSV files; a value that can't be read is missing. "
+            "`sordino schema check` counts them."
         )
 
 
-def _print_number(dataset: "DatasetSplits", out: "Output") -> None:
+def _say_number(dataset: "DatasetSplits", progress: "Progress") -> None:
     """Say the same of a numeric target."""
     assert dataset.schema is not None
     assert dataset.schema.target_bounds is not None
@@ -250,19 +206,16 @@ def _print_number(dataset: "DatasetSplits", out: "Output") -> None:
             f"data must have records with a number in column {column}, got none. Correct the target of the schema, or "
             "the file."
         )
-    if is_rank_zero():
-        out.print_status(
-            Text(f"number in column {column}: clipped to {low:g} … {high:g}. Records without a number do not count.")
-        )
+    progress.status(f"number in column {column}: clipped to {low:g} … {high:g}. Records without a number do not count.")
 
 
-def default_model(schema: Path | None, target_bounds: tuple[float, float] | None) -> str:
+def default_model(data: "str | Path | DatasetSplits", options: TableOptions) -> str:
     """The model where none is named: by the kind of target, which the schema says."""
-    from sordino.data.schema import Schema, read_schema
+    from sordino.data.schema import DatasetSplits, Schema
 
-    if target_bounds is not None:
+    if options.get("target_bounds") is not None:
         return DEFAULT_REGRESSOR
-    declared = None if schema is None else read_schema(schema)
+    declared = data.schema if isinstance(data, DatasetSplits) else _declared(options.get("schema"))
     is_number = isinstance(declared, Schema) and declared.target_bounds is not None
     return DEFAULT_REGRESSOR if is_number else "logistic"
 
@@ -289,7 +242,12 @@ class TableFile:
 
     @classmethod
     def of_options(
-        cls, data: str, schema: Path | None, sample: Path | None, target: str | None, bounds: tuple[float, float] | None
+        cls,
+        data: str | Path,
+        schema: "Path | str | Schema | None",
+        sample: Path | str | None,
+        target: str | None,
+        bounds: tuple[float, float] | None,
     ) -> "TableFile":
         """A file with its declared schema or a public sample, or the embedded ``adult``; no record is read.
 
@@ -299,10 +257,10 @@ class TableFile:
         """
         from sordino.data.loading import require_other_file
         from sordino.data.readers import ADULT_SCHEMA, FILES
-        from sordino.data.schema import ArraySchema, read_schema
+        from sordino.data.schema import ArraySchema
         from sordino.data.tables import is_table, require_declared_columns, schema_from_sample
 
-        if data == "adult":
+        if str(data) == "adult":
             if schema is not None or sample is not None:
                 raise InvalidArgument("schema must be left out for adult, got one: it has its own. Drop the option.")
             return cls(path=FILES / "adult-train.csv.xz", schema=ADULT_SCHEMA, name="adult", public=True)
@@ -310,17 +268,19 @@ class TableFile:
             raise InvalidArgument("target_bounds must be left out without --public-schema-from. The schema has them.")
         path = Path(data).expanduser()
         if not is_table(path):
-            raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
+            raise InvalidArgument(
+                f"data must be adult or a .csv, .tsv or .parquet file, got {str(data)!r}. Convert it."
+            )
         if (schema is None) == (sample is None):
             raise MissingDeclaration("schema must be declared, or taken from a PUBLIC sample, not both. Give --schema.")
         if sample is not None:
             if target is None:
                 raise MissingDeclaration("target must be declared with --public-schema-from. Name the label's column.")
-            require_other_file("public_schema_from", sample, private=path)
-            declared = schema_from_sample(sample, target=target, target_bounds=bounds)
+            require_other_file("public_schema_from", Path(sample), private=path)
+            declared = schema_from_sample(Path(sample), target=target, target_bounds=bounds)
         else:
-            assert schema is not None
-            declared = read_schema(schema)
+            declared = _declared(schema)
+            assert declared is not None
         if isinstance(declared, ArraySchema):
             raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
         if target is not None and target != declared.target:

@@ -1,0 +1,148 @@
+"""What each command of the command line does, as a function of the same name.
+
+``sordino train people.csv --schema people.json --epsilon 1`` is
+``sordino.commands.train("people.csv", schema="people.json", epsilon=1)``: the words of a command are joined by `_`, and
+options have the names of parameters. A function returns what the command prints, with ``to_dict()`` for what ``--json``
+prints, and says nothing unless it is given a `Progress`. ``--ledger`` with ``--dataset-name`` is ``ledger=``, an
+account of `sordino.ledger`.
+"""
+
+from typing import TYPE_CHECKING
+
+from sordino.installation import lazy_names
+
+if TYPE_CHECKING:
+    from sordino.commands.attacks import Attacks, Diagnosis, attack, diagnose
+    from sordino.commands.auditing import (
+        Conformance,
+        Replays,
+        TrainingAudit,
+        audit_conformance,
+        audit_replay,
+        audit_training,
+    )
+    from sordino.commands.budgets import DryRun
+    from sordino.commands.comparison import MethodComparison, compare
+    from sordino.commands.documentation import (
+        CourseLesson,
+        DocumentationIndex,
+        DocumentationSection,
+        data_get,
+        data_list,
+        data_show,
+        explain,
+        learn,
+        recipes,
+    )
+    from sordino.commands.estimator_training import tune
+    from sordino.commands.federation import federate
+    from sordino.commands.ledgers import (
+        AccountHistory,
+        AccountState,
+        ledger_charge,
+        ledger_declare,
+        ledger_export,
+        ledger_history,
+        ledger_init,
+        ledger_release,
+        ledger_show,
+        ledger_verify,
+    )
+    from sordino.commands.outcomes import RunOutcome
+    from sordino.commands.planning import AccountedRun, PlannedRun, PlanTable, RecommendedPlan, account, plan
+    from sordino.commands.prediction import ExportedModel, Predictions, export, predict
+    from sordino.commands.progress import Progress
+    from sordino.commands.reporting import WrittenReport, evaluate, report
+    from sordino.commands.run_folders import (
+        ListedRuns,
+        RunsComparison,
+        RunSummary,
+        runs_compare,
+        runs_list,
+        runs_show,
+        verify,
+    )
+    from sordino.commands.table_releases import (
+        DescribedTable,
+        SchemaCheck,
+        SchemaDraft,
+        SyntheticTable,
+        describe,
+        schema_check,
+        schema_draft,
+        synthesize,
+    )
+    from sordino.commands.tables import TableOptions
+    from sordino.commands.training import demo, train
+
+__all__ = [
+    "AccountHistory",
+    "AccountState",
+    "AccountedRun",
+    "Attacks",
+    "Conformance",
+    "CourseLesson",
+    "DescribedTable",
+    "Diagnosis",
+    "DocumentationIndex",
+    "DocumentationSection",
+    "DryRun",
+    "ExportedModel",
+    "ListedRuns",
+    "MethodComparison",
+    "PlanTable",
+    "PlannedRun",
+    "Predictions",
+    "Progress",
+    "RecommendedPlan",
+    "Replays",
+    "RunOutcome",
+    "RunSummary",
+    "RunsComparison",
+    "SchemaCheck",
+    "SchemaDraft",
+    "SyntheticTable",
+    "TableOptions",
+    "TrainingAudit",
+    "WrittenReport",
+    "account",
+    "attack",
+    "audit_conformance",
+    "audit_replay",
+    "audit_training",
+    "compare",
+    "data_get",
+    "data_list",
+    "data_show",
+    "demo",
+    "describe",
+    "diagnose",
+    "evaluate",
+    "explain",
+    "export",
+    "federate",
+    "learn",
+    "ledger_charge",
+    "ledger_declare",
+    "ledger_export",
+    "ledger_history",
+    "ledger_init",
+    "ledger_release",
+    "ledger_show",
+    "ledger_verify",
+    "plan",
+    "predict",
+    "recipes",
+    "report",
+    "runs_compare",
+    "runs_list",
+    "runs_show",
+    "schema_check",
+    "schema_draft",
+    "synthesize",
+    "train",
+    "tune",
+    "verify",
+]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,299 @@
+"""`audit_training`, `audit_replay`, `audit_conformance`: what attackers can show about ε, and what code keeps."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sordino import checks
+from sordino.commands.budgets import default_delta
+from sordino.commands.pictures import checked_path
+from sordino.commands.progress import SILENT, Progress
+from sordino.commands.rounding import rounded
+from sordino.commands.training import get_training_config
+from sordino.errors import InvalidArgument
+from sordino.runs import RunFolder
+
+if TYPE_CHECKING:
+    from sordino.audit import AuditResult, CaseResult, Library, ReplayReport
+    from sordino.commands.replay_cases import ReplayCase
+    from sordino.data import DatasetSplits
+    from sordino.recipes import TrainingConfig
+
+__all__ = ["Conformance", "Replays", "TrainingAudit", "audit_conformance", "audit_replay", "audit_training"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingAudit:
+    """One audited training.
+
+    Args:
+        result: what was shown about ε.
+        picture: the picture, or None.
+    """
+
+    result: "AuditResult"
+    picture: Path | None
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON types."""
+        return self.result.to_dict() | {"picture": None if self.picture is None else str(self.picture)}
+
+
+def audit_training(
+    target: Path | str,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    model: str = "logistic",
+    label: str | None = None,
+    schema: Path | None = None,
+    public_schema_from: Path | None = None,
+    data: str | None = None,
+    canaries: str = "gradients",
+    count: int = 1000,
+    attacker: str = "white-box",
+    confidence: float = 0.95,
+    plot: Path | str | None = None,
+    progress: Progress = SILENT,
+) -> TrainingAudit:
+    """Train once with canaries, attack, and bound ε from below; a run's report shows the audit afterwards.
+
+    Args:
+        target: a run folder, or data as for `train`, with `epsilon`.
+        epsilon: for data: the ε that is claimed.
+        delta: for data: δ; 1e-5 or less if not given.
+        model: for data: ``logistic``, ``mlp`` or ``cnn``.
+        label: for a file: the column to predict.
+        schema: for a file: its declared schema.
+        public_schema_from: for a file: a public sample to take the schema from.
+        data: for a run: the records it was trained on, if not found by name.
+        canaries: ``gradients``, ``mislabeled`` or ``random``.
+        count: how many.
+        attacker: ``white-box`` sees every step, ``black-box`` the final model.
+        confidence: of the bound.
+        plot: a .png or .svg; a run's goes to its audit.png.
+        progress: what is said meanwhile.
+    """
+    checks.probability(zero=False, one=False, confidence=confidence)
+    picture = None if plot is None else checked_path(Path(plot))
+    run = RunFolder.open(target) if (Path(target) / "run.json").is_file() else None
+    if run is not None and (epsilon is not None or delta is not None):
+        raise InvalidArgument("epsilon and delta must be left out for a run, got some. The run's own are audited.")
+    from sordino.audit import audit_training as audited
+    from sordino.commands.pictures import plot_audit
+    from sordino.data import load_dataset
+    from sordino.recipes.training_config import cross_entropy_per_record
+
+    name = data or (target if run is None else _data_of(run))
+    dataset = load_dataset(name, target=label, schema=schema, public_schema_from=public_schema_from)
+    config = _config(dataset, run, epsilon, delta, model)
+    if not dataset.public and canaries != "gradients":
+        raise InvalidArgument(
+            "canaries must be 'gradients' for private records, got others: their scores would tell of the records. "
+            "Scores of gradient canaries don't."
+        )
+    progress.status(f"one training with {count:,} canaries, {config.plan.steps} steps", title=dataset.name)
+    result = audited(
+        config.build_model(),
+        cross_entropy_per_record,
+        dataset.train.tensors(),
+        config.plan,
+        canaries=canaries,
+        count=count,
+        attacker=attacker,
+        confidence=confidence,
+        optimizer=config.build_optimizer,
+        performance=config.performance,
+        averaging=config.averaging,
+        progress=progress.is_shown,
+    )
+    picture = picture or (None if run is None else run.path / "audit.png")
+    if run is not None:
+        _into_report(run, result)
+    if picture is not None:
+        plot_audit(result, picture)
+        if run is not None:
+            run.vouch(picture)
+    return TrainingAudit(result=result, picture=picture)
+
+
+def _data_of(run: RunFolder) -> str:
+    described = run.meta.get("data")
+    name = described.get("name") if isinstance(described, dict) else None
+    if not isinstance(name, str):
+        raise InvalidArgument("data must be given for a run that doesn't name its dataset, got none. Give --data.")
+    return name
+
+
+def _config(
+    dataset: "DatasetSplits", run: RunFolder | None, epsilon: float | None, delta: float | None, model: str
+) -> "TrainingConfig":
+    from sordino.recipes import recommend_config
+
+    if run is not None:
+        return get_training_config(run.path, dataset, model)
+    size = len(dataset.train)
+    return recommend_config(
+        model,
+        shape=dataset.train.record_shape,
+        classes=dataset.num_classes,
+        dataset_size=size,
+        target_epsilon=checks.positive(epsilon=epsilon, hint="Give --epsilon."),
+        delta=default_delta(size) if delta is None else delta,
+    )
+
+
+def _into_report(run: RunFolder, result: "AuditResult") -> None:
+    """Add the audit to the run's others, and write its report again."""
+    from sordino.report import write_report
+
+    file = run.path / "audit.json"
+    body = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    entries = [*(body if isinstance(body, list) else [body]), result.report_entry()]
+    file.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    run.vouch(file)
+    write_report(run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replays:
+    """Pipelines replayed on neighboring data.
+
+    Args:
+        found: by path.
+    """
+
+    found: "Mapping[str, ReplayReport]"
+
+    @property
+    def passed(self) -> bool:
+        """Whether no record shows in addition to the releases."""
+        return all(report.passed for report in self.found.values())
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON types."""
+        return {
+            "passed": self.passed,
+            "paths": {
+                name: {
+                    "releases": report.releases,
+                    "neighbors": report.neighbors,
+                    "largest_share": rounded(report.largest_share),
+                    "unmeasured": list(report.unmeasured),
+                    "violations": [dict(vars(one)) for one in report.violations],
+                }
+                for name, report in self.found.items()
+            },
+        }
+
+
+def audit_replay(target: str | None = None, *, progress: Progress = SILENT) -> Replays:
+    """Run pipelines on neighboring data with all releases forced.
+
+    Args:
+        target: ``module:case``, an object with pipeline, data and neighbors; all public paths if not given.
+        progress: what is said meanwhile.
+    """
+    from sordino.audit import replay
+    from sordino.commands.replay_cases import cases
+
+    found: dict[str, ReplayReport] = {}
+    chosen = list(cases()) if target is None else [_case(target)]
+    with progress.stage("replaying", total=len(chosen)) as advance:
+        for case in chosen:
+            advance(words=case.name)
+            found[case.name] = replay(case.pipeline, case.data, case.neighbors)
+            advance()
+    return Replays(found=found)
+
+
+def _case(target: str) -> "ReplayCase":
+    """The case that ``module:name`` names."""
+    module, colon, name = target.partition(":")
+    try:
+        found = getattr(import_module(module), name, None) if colon else None
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(f"case must name a module that can be imported, got {module!r}. Check it.") from error
+    if not all(hasattr(found, part) for part in ("name", "pipeline", "data", "neighbors")):
+        raise InvalidArgument(
+            f"case must be MODULE:CASE with name, pipeline, data and neighbors, got {target!r}. "
+            "See `sordino explain auditing`."
+        )
+    return found  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conformance:
+    """Cases on which training libraries are known to be wrong.
+
+    Args:
+        cases: their names.
+        found: by path, then by case.
+    """
+
+    cases: Sequence[str]
+    found: "Mapping[str, Mapping[str, CaseResult]]"
+
+    @property
+    def failed(self) -> int:
+        """How many findings are wrong."""
+        return sum(not one.passed for row in self.found.values() for one in row.values())
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON types."""
+        return {
+            "passed": not self.failed,
+            "checks": {
+                name: {
+                    case: {"verdict": one.verdict, "passed": one.passed, "description": one.description}
+                    for case, one in row.items()
+                }
+                for name, row in self.found.items()
+            },
+        }
+
+
+def audit_conformance(
+    path: Sequence[str] | None = None, *, only: str = "", every_path: bool = False, progress: Progress = SILENT
+) -> Conformance:
+    """Try every case on which training libraries are known to be wrong.
+
+    Args:
+        path: paths of the library, or ``module:object`` of another; the engine if not given.
+        only: a part of the names of the cases wanted.
+        every_path: all paths, the compiled one too: minutes.
+        progress: what is said meanwhile.
+    """
+    from sordino.audit import CASES, check_library, library_paths
+
+    known = library_paths()
+    chosen = {name: known.get(name) or _library(name, known) for name in path or (known if every_path else ["engine"])}
+    cases = [name for name in CASES if only in name]
+    if not cases:
+        raise InvalidArgument(f"only must be a part of some case's name, got {only!r}. Leave it out to see them all.")
+    found: dict[str, dict[str, CaseResult]] = {}
+    with progress.stage("trying cases", total=len(cases) * len(chosen)) as advance:
+        for name, library in chosen.items():
+            found[name] = {}
+            for one in check_library(library, only=only):
+                found[name][one.case] = one
+                advance()
+    return Conformance(cases=cases, found=found)
+
+
+def _library(target: str, known: "dict[str, Library]") -> "Library":
+    """The library that ``module:name`` names."""
+    module, colon, name = target.partition(":")
+    try:
+        found = getattr(import_module(module), name, None) if colon else None
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(f"path must name a module that can be imported, got {module!r}. Check it.") from error
+    if not all(hasattr(found, part) for part in ("name", "refusals", "make_private", "clipped_sum")):
+        ours = ", ".join(repr(one) for one in known)
+        raise InvalidArgument(
+            f"path must be one of {ours} or MODULE:OBJECT, got {target!r}. See `sordino explain auditing`."
+        )
+    return found  # pyright: ignore[reportReturnType]

@@ -1,0 +1,837 @@
+"""`account` and `plan`: the ε of a run, and the least noise for a target, without data. No torch."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from sordino import checks
+from sordino.commands.progress import SILENT, Progress
+from sordino.commands.rounding import rounded
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
+from sordino.events import (
+    Event,
+    Gaussian,
+    NonPrivate,
+    NoOp,
+    SelfComposed,
+    describe_sampling,
+    from_json,
+    to_dict,
+)
+
+__all__ = [
+    "AccountedRun",
+    "FALSE_POSITIVE_RATES",
+    "PlanCell",
+    "PlanTable",
+    "PlannedRun",
+    "RecommendedPlan",
+    "account",
+    "check_sampling",
+    "plan",
+    "subsampled_gaussian",
+]
+
+FALSE_POSITIVE_RATES = (1e-2, 1e-3)
+"""Where a membership attack's true positive rate is bounded."""
+
+_QUICK = ("closed_form", "contour", "rdp")
+"""Accountants that answer in a fraction of a second."""
+
+
+def _summarize(
+    event: Event,
+    *,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    unit: PrivacyUnit,
+    everyone: bool = False,
+    most: float = math.inf,
+) -> dict[str, object]:
+    """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types.
+
+    `most` is a target that ε is known to keep: rounding does not take it above.
+    """
+    from sordino import accounting
+
+    checks.probability(zero=False, one=False, delta=delta)
+    best = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
+    ask = accounting.epsilon_by_accountant if everyone else _quick_epsilons
+    by_accountant = ask(event, delta, neighboring_relation=neighboring_relation)
+    guarantee = Guarantee(
+        epsilon=best.upper,
+        delta=delta,
+        accountant=best.accountant,
+        sampler=describe_sampling(event),
+        neighboring_relation=neighboring_relation,
+        privacy_unit=unit,
+    )
+    return {
+        "epsilon": rounded(best.upper, most=most),
+        "accountants": {name: rounded(value) for name, value in by_accountant.items()},
+        "accountant": best.accountant,
+        "interval": {"lower": _finite(best.lower), "upper": _finite(best.upper)},
+        "delta": delta,
+        "epsilon_without_amplification": _without_amplification(event, delta, neighboring_relation),
+        "attack": _attack(event, neighboring_relation),
+        "neighboring_relation": neighboring_relation.value,
+        "privacy_unit": unit.value,
+        "sampler": guarantee.sampler,
+        "description": guarantee.describe(),
+        "event": to_dict(event),
+    }
+
+
+def _without_amplification(event: Event, delta: float, neighboring_relation: NeighboringRelation) -> float | str | None:
+    """ε if every record took part in every step: what is left when the sampling can't be trusted or is known."""
+    from sordino import accounting
+
+    try:
+        return rounded(
+            accounting.epsilon(
+                accounting.without_amplification(event), delta, neighboring_relation=neighboring_relation
+            ).upper
+        )
+    except (AccountingError, UnsupportedEvent):
+        return None
+
+
+def _attack(event: Event, neighboring_relation: NeighboringRelation) -> dict[str, object] | None:
+    """What any membership attack on one record can at most reach; None when no curve is known for the event."""
+    from sordino import accounting
+
+    try:
+        found = {
+            f"{rate:g}": accounting.true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
+            for rate in FALSE_POSITIVE_RATES
+        }
+        advantage = accounting.membership_advantage(event, neighboring_relation=neighboring_relation).upper
+    except (AccountingError, UnsupportedEvent):
+        return None
+    return {
+        "advantage": rounded(advantage),
+        "true_positive_rate": {rate: min(1.0, float(rounded(value, 6))) for rate, value in found.items()},
+    }
+
+
+def _quick_epsilons(event: Event, delta: float, *, neighboring_relation: NeighboringRelation) -> dict[str, float]:
+    """ε by each quick accountant that has a sound answer."""
+    from sordino import accounting
+
+    answers: dict[str, float] = {}
+    for name in _QUICK:
+        with contextlib.suppress(UnsupportedEvent, AccountingError):
+            answers[name] = accounting.epsilon(
+                event, delta, neighboring_relation=neighboring_relation, accountant=name
+            ).upper
+    return answers
+
+
+def check_sampling(sampling: str, neighboring_relation: NeighboringRelation) -> None:
+    """Refuse samplers whose events are not those of the neighbors asked for, as `sordino.training.Plan` does.
+
+    Raises:
+        InvalidArgument: the sampler is not known, or needs neighbors of one size.
+    """
+    from sordino.sampling import SAMPLERS
+
+    checks.one_of(SAMPLERS, sampling=sampling)
+    adds = neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if adds and sampling not in ("poisson", "balls_in_bins"):
+        raise InvalidArgument(
+            "sampling must be poisson or balls_in_bins with neighbors that add or remove one record, got "
+            f"{sampling!r}: its batches depend on the number of records. Give --neighboring-relation replace_one "
+            "(noise for twice the clipping norm) or replace_special."
+        )
+
+
+def subsampled_gaussian(
+    *,
+    sample_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    sampling: str = "poisson",
+    dataset_size: int | None = None,
+) -> Event:
+    """The event of DP-SGD with batches drawn as `sampling` says."""
+    from sordino.sampling import make_sampler
+
+    sampler = make_sampler(sampling, sample_rate=sample_rate, dataset_size=dataset_size)
+    checks.non_negative(noise_multiplier=noise_multiplier)
+    if not checks.integer(0, steps=steps):
+        return NoOp()
+    if noise_multiplier == 0:
+        return NonPrivate(reason="noise_multiplier is 0")
+    step = sampler.event(Gaussian(noise_multiplier=noise_multiplier))
+    return SelfComposed(event=step, count=sampler.num_charges(steps))
+
+
+def _finite(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value
+
+
+@dataclass(frozen=True)
+class AccountedRun:
+    """The ε of an event, and all that is needed to read it.
+
+    Args:
+        document: as JSON types.
+    """
+
+    document: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """ε, rounded up."""
+        return float(self.document["epsilon"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return self.document
+
+
+def account(
+    run: Path | str | None = None,
+    *,
+    sample_rate: float | None = None,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
+    event: "str | Event | None" = None,
+    delta: float | None = None,
+    neighboring_relation: NeighboringRelation | None = None,
+    privacy_unit: PrivacyUnit | None = None,
+    all: bool = False,
+    plot: Path | str | None = None,
+    progress: Progress = SILENT,
+) -> AccountedRun:
+    """Compute the ε of a described run, of an event, or of a run folder.
+
+    Args:
+        run: a run folder: account what it did.
+        sample_rate: probability, above 0 up to 1, that a record joins a batch.
+        noise_multiplier: noise standard deviation over the sensitivity under `neighboring_relation`.
+        steps: their number.
+        event: an event, as JSON or in a file too.
+        delta: in (0, 1). A run folder brings its own.
+        neighboring_relation: which datasets count as neighbors.
+        privacy_unit: whose contribution is protected.
+        all: ask the slow accountants too.
+        plot: draw ε over steps and the trade-off curve to this .png or .svg.
+        progress: what is said meanwhile.
+    """
+    described = {"--sample-rate": sample_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
+    given = [name for name, value in described.items() if value is not None]
+    if sum((run is not None, event is not None, bool(given))) != 1:
+        raise InvalidArgument(
+            "account must be given exactly one of a run folder, --event, or --sample-rate with --noise-multiplier "
+            "and --steps. See `sordino account --help`."
+        )
+    if run is not None:
+        spent, delta, neighboring_relation, privacy_unit = _read(run, delta, neighboring_relation, privacy_unit)
+    elif isinstance(event, Event):
+        spent = event
+    elif event is not None:
+        spent = from_json(event if event.lstrip().startswith("{") else _text(Path(event)))
+    else:
+        if sample_rate is None or noise_multiplier is None or steps is None:
+            missing = ", ".join(name for name in described if name not in given)
+            raise MissingDeclaration(f"{missing} must be given with {', '.join(given)}, got none. Give all three.")
+        spent = subsampled_gaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
+    if delta is None:
+        raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")
+    neighboring_relation, privacy_unit = (
+        neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE,
+        privacy_unit or PrivacyUnit.RECORD,
+    )
+    if plot is not None:
+        from sordino.commands.pictures import checked_path
+
+        plot = checked_path(Path(plot))
+    with progress.stage("computing ε" if plot is None else "computing ε, and drawing"):
+        document = _summarize(
+            spent, delta=delta, neighboring_relation=neighboring_relation, unit=privacy_unit, everyone=all
+        )
+        if plot is not None:
+            from sordino.commands.pictures import plot_account
+
+            plot_account(spent, delta=delta, neighboring_relation=neighboring_relation, document=document, path=plot)
+            document["plot"] = str(plot)
+    return AccountedRun(document)
+
+
+def _read(
+    path: Path | str, delta: float | None, neighboring_relation: NeighboringRelation | None, unit: PrivacyUnit | None
+) -> tuple[Event, float | None, NeighboringRelation, PrivacyUnit]:
+    """What a run folder did; relation and unit are the run's own and can't be chosen afterwards."""
+    from sordino.runs import RunFolder
+
+    folder = RunFolder.open(path)
+    plan = folder.plan
+    fixed = NeighboringRelation(str(plan["neighboring_relation"])), PrivacyUnit(str(plan["privacy_unit"]))
+    for name, chosen, own in (
+        ("--neighboring-relation", neighboring_relation, fixed[0]),
+        ("--privacy-unit", unit, fixed[1]),
+    ):
+        if chosen not in (None, own):
+            raise InvalidArgument(f"{name} must be {own.value}, as the run was planned, got {chosen}. Drop it.")
+    own_delta = plan.get("delta")
+    if delta is None and isinstance(own_delta, float):
+        delta = own_delta
+    return folder.event(), delta, *fixed
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidArgument(f"--event must be JSON or a file, got {str(path)!r}. Check the path.")
+    return path.read_text()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `plan(recommend=True)`: all settings of DP-SGD by published rules. No torch, no data.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_SOURCES = {
+    "batch_size": "the smallest batch whose signal q√T/σ, the inverse of the total amount of noise, is within 10 % of "
+    "the best (Sander, Stock, Sablayrolles 2023)",
+    "steps": "epochs · n/B, at most (nμ)²/d (after Bassily, Feldman, Talwar, Thakurta 2019)",
+    "noise_multiplier": "the least that the accountant allows",
+    "max_grad_norm": "1: with normalized gradients it is one knob with the learning rate (De et al. 2022; Bu et al. "
+    "2023)",
+    "learning_rate": "R/(C√T·√(1 + dσ²/B²)) for the mean gradient and plain SGD (Bassily, Smith, Thakurta 2014); "
+    "learning rate × steps grows like ε (Panda et al. 2024)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommendedPlan:
+    """All settings by published rules.
+
+    Args:
+        settings: what the rules say.
+        records: public number of records.
+        document: as JSON types.
+    """
+
+    settings: "Any"
+    records: int
+    document: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, with the sources."""
+        return self.document
+
+
+def _recommended(
+    progress: Progress,
+    epsilon: float,
+    delta: float | None,
+    records: int | None,
+    parameters: int | None,
+    passes: Sequence[float] | None,
+    distance: float,
+    neighboring_relation: NeighboringRelation,
+    unit: PrivacyUnit,
+    *,
+    others: Sequence[object],
+) -> RecommendedPlan:
+    if delta is None or records is None or parameters is None:
+        raise MissingDeclaration(
+            "a recommendation must be given --delta, --dataset-size and --parameters. Give the rest."
+        )
+    if any(other is not None for other in others) or (passes is not None and len(passes) > 1):
+        raise InvalidArgument("a recommendation must be given no settings but one --epochs, got more. Drop them.")
+    checks.probability(zero=False, one=False, delta=delta)
+    from sordino.tuning.recommended_settings import recommend_settings
+
+    with progress.stage("calibrating"), _own_names():
+        found = recommend_settings(
+            dataset_size=records,
+            num_parameters=parameters,
+            target_epsilon=epsilon,
+            delta=delta,
+            epochs=passes[0] if passes else 40.0,
+            distance=distance,
+            neighboring_relation=neighboring_relation,
+        )
+    event = subsampled_gaussian(
+        sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps
+    )
+    document = {
+        **asdict(found),
+        "target_epsilon": epsilon,
+        "dataset_size_is_public": True,
+        "sources": _SOURCES,
+        **_summarize(event, delta=delta, neighboring_relation=neighboring_relation, unit=unit, most=epsilon),
+    }
+    return RecommendedPlan(settings=found, records=records, document=document)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The table of `plan`: noise for batch sizes × epochs, and which cell is the cheapest for its noise.
+#
+# The rule. In `steps` updates at sample rate q a record is present q·steps times, against noise σ√steps: the signal of
+# a run is q√steps/σ, the inverse of its total amount of noise (Sander, Stock and Sablayrolles 2023, "TAN without a
+# burn: scaling laws of DP-SGD", where η = q√(S/2)/σ). For a given (ε, δ) it is at most the μ of the Gaussian that the
+# guarantee allows, which is reached when every step uses every record. Compute is the number of per-example gradients,
+# epochs × records. The cheapest cell is the one with the fewest gradients whose signal is within a tenth of the table's
+# best; among equals, the one with the most signal. How many steps a model needs is not in the rule.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_WITHIN = 0.9
+_LARGEST_TABLE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCell:
+    """One setting: its noise, and what it costs and gives."""
+
+    batch_size: float
+    epochs: float
+    sample_rate: float
+    steps: int
+    noise_multiplier: float
+    signal: float
+    share_of_ceiling: float
+    gradients: int
+
+
+def _listed(numbers: "float | Sequence[float]", name: str) -> list[float]:
+    """Positive numbers, each once, ascending."""
+    found = {float(number) for number in ([numbers] if isinstance(numbers, int | float) else numbers)}
+    if any(not 0 < number < math.inf for number in found):
+        text = ",".join(f"{number:g}" for number in found)
+        raise InvalidArgument(f"{name} must be finite numbers > 0, got {text!r}. Write 256,1024.")
+    return sorted(found)
+
+
+def _batch_ladder(records: int) -> list[float]:
+    """Powers of two from about 1/256 of the records to about a quarter."""
+    top = max(1, math.floor(math.log2(max(2, records) / 4)))
+    return [float(2**power) for power in range(max(0, top - 6), top + 1, 2)]
+
+
+def _cell(
+    size: float,
+    epochs: float,
+    *,
+    records: int,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    ceiling: float,
+) -> PlanCell:
+    from sordino import accounting
+
+    if size > records:
+        raise InvalidArgument(f"batch_size must be ≤ records ({records}), got {size:g}. Draw fewer records a step.")
+    rate = size / records
+    steps = max(1, math.ceil(epochs / rate - 1e-9))
+    noise = accounting.calibrate_noise_multiplier(
+        lambda z: subsampled_gaussian(sample_rate=rate, noise_multiplier=z, steps=steps),
+        target_epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
+    )
+    signal = rate * math.sqrt(steps) / noise
+    return PlanCell(
+        batch_size=size,
+        epochs=epochs,
+        sample_rate=rate,
+        steps=steps,
+        noise_multiplier=noise,
+        signal=signal,
+        share_of_ceiling=min(1.0, signal / ceiling),
+        gradients=round(rate * steps * records),
+    )
+
+
+def cheapest_cell(cells: list[PlanCell]) -> PlanCell:
+    """The fewest gradients among cells within a tenth of the best signal; the most signal among equals.
+
+    Example:
+        >>> low = PlanCell(batch_size=1, epochs=1, sample_rate=0.1, steps=10, noise_multiplier=1.0, signal=0.316,
+        ...            share_of_ceiling=0.9, gradients=10)
+        >>> cheapest_cell([low]) is low
+        True
+    """
+    enough = _WITHIN * max(cell.signal for cell in cells)
+    return min(
+        (cell for cell in cells if cell.signal >= enough), key=lambda cell: (round(cell.epochs, 9), -cell.signal)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTable:
+    """Noise for batch sizes × epochs.
+
+    Args:
+        cells: one a setting.
+        best: the cheapest for its noise.
+        sizes: batch sizes.
+        passes: epochs.
+        document: as JSON types.
+    """
+
+    cells: list[PlanCell]
+    best: PlanCell
+    sizes: list[float]
+    passes: list[float]
+    document: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return self.document
+
+
+def _table(
+    progress: Progress,
+    sizes: list[float],
+    passes: list[float],
+    *,
+    records: int,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    unit: PrivacyUnit,
+) -> PlanTable:
+    """Every cell, calibrated."""
+    from sordino import accounting
+
+    checks.integer(1, records=records)
+    checks.probability(zero=False, one=False, delta=delta)
+    if len(sizes) * len(passes) > _LARGEST_TABLE:
+        raise InvalidArgument(f"a table must have ≤ {_LARGEST_TABLE} cells, got more. Give fewer sizes or epochs.")
+    with _own_names():
+        ceiling = 1 / accounting.calibrate_noise_multiplier(
+            lambda z: Gaussian(noise_multiplier=z),
+            target_epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+        )
+    cells = []
+    with progress.stage("calibrating", total=len(sizes) * len(passes)) as advance, _own_names():
+        for size, epochs in product(sizes, passes):
+            cells.append(
+                _cell(
+                    size,
+                    epochs,
+                    records=records,
+                    epsilon=epsilon,
+                    delta=delta,
+                    neighboring_relation=neighboring_relation,
+                    ceiling=ceiling,
+                )
+            )
+            advance()
+    best = cheapest_cell(cells)
+    document: dict[str, object] = {
+        "target_epsilon": epsilon,
+        "delta": delta,
+        "neighboring_relation": neighboring_relation.value,
+        "privacy_unit": unit.value,
+        "records": records,
+        "dataset_size_is_public": True,
+        "signal_ceiling": ceiling,
+        "rule": "fewest gradients with a signal q·√steps/σ within 10 % of the table's best (Sander et al. 2023)",
+        "table": [{**asdict(cell), "cheapest": cell is best} for cell in cells],
+    }
+    return PlanTable(cells=cells, best=best, sizes=sizes, passes=passes, document=document)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `plan`: the least noise for a target ε, or whatever else is left open, or a table.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def plan(
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    dataset_size: int | None = None,
+    batch_size: float | None = None,
+    epochs: "float | Sequence[float] | None" = None,
+    batch_sizes: Sequence[float] | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
+    recommend: bool = False,
+    parameters: int | None = None,
+    weight_distance: float = 1.0,
+    sampling: str = "poisson",
+    progress: Progress = SILENT,
+) -> "PlannedRun | PlanTable | RecommendedPlan":
+    """Find the least noise multiplier for a target ε; with noise given, the most steps, largest rate or least δ.
+
+    Args:
+        epsilon: the target: ε is never above it.
+        delta: in (0, 1), well below 1 / number of records. Left out: the least is found.
+        noise_multiplier: noise over sensitivity, when something else is to be found.
+        sample_rate: probability, above 0 up to 1, that a record joins a batch.
+        steps: their number.
+        dataset_size: public number of records; with batch sizes instead of a rate.
+        batch_size: expected.
+        epochs: expected passes over the data; several make a table.
+        batch_sizes: a table of noise: batch sizes × epochs, with `dataset_size`.
+        neighboring_relation: which datasets count as neighbors.
+        privacy_unit: whose contribution is protected.
+        recommend: all settings by published rules, from `dataset_size` and `parameters`.
+        parameters: trainable parameters; with `recommend`.
+        weight_distance: ℓ2 distance from first to final weights; with `recommend`.
+        sampling: how batches are drawn, see `sordino.sampling.SAMPLERS`; not for tables and recommendations.
+        progress: what is said meanwhile.
+    """
+    target, records, unit = checks.positive(epsilon=epsilon), dataset_size, privacy_unit
+    check_sampling(sampling, neighboring_relation)
+    if sampling != "poisson" and (recommend or batch_sizes is not None):
+        raise InvalidArgument(f"sampling must be poisson in tables and recommendations, got {sampling!r}. Drop it.")
+    passes = None if epochs is None else _listed(epochs, "epochs")
+    if recommend:
+        others = (noise_multiplier, sample_rate, steps, batch_size, batch_sizes)
+        return _recommended(
+            progress,
+            target,
+            delta,
+            records,
+            parameters,
+            passes,
+            weight_distance,
+            neighboring_relation,
+            unit,
+            others=others,
+        )
+    sizes = None if batch_sizes is None else _listed(batch_sizes, "batch-sizes")
+    if sizes is None and passes is not None and len(passes) > 1:
+        sizes = [batch_size] if batch_size is not None else (_batch_ladder(records) if records is not None else None)
+        batch_size = None
+    if sizes is not None or (passes is not None and len(passes) > 1):
+        if delta is None or records is None or sizes is None or passes is None:
+            raise MissingDeclaration(
+                "a table must be given --delta, --dataset-size, --epochs and --batch-sizes (or none). Give the rest."
+            )
+        if (noise_multiplier, sample_rate, steps, batch_size) != (None,) * 4:
+            raise InvalidArgument("a table must be given batch sizes and epochs only, got other settings. Drop them.")
+        return _table(
+            progress,
+            sizes,
+            passes,
+            records=records,
+            epsilon=target,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+            unit=unit,
+        )
+    question = _Question(
+        epsilon=target,
+        delta=None if delta is None else checks.probability(zero=False, one=False, delta=delta),
+        noise_multiplier=None if noise_multiplier is None else checks.positive(noise_multiplier=noise_multiplier),
+        sample_rate=_sample_rate(sample_rate, records, batch_size, needed=noise_multiplier is None),
+        steps=None if steps is None else checks.integer(1, steps=steps),
+        epochs=passes[0] if passes else None,
+        neighboring_relation=neighboring_relation,
+        sampling=sampling,
+        dataset_size=records,
+    )
+    with progress.stage("calibrating"), _own_names():
+        found, answer = question.solved(records)
+        document = _priced(found, answer, records=records, unit=unit)
+    return PlannedRun(found=found, document=document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A run with the setting that was left open.
+
+    Args:
+        found: its name.
+        document: everything about the run, as JSON types.
+    """
+
+    found: str
+    document: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return self.document
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """A target that can't be reached is an ``--epsilon`` that can't be kept: a usage error by the option's name."""
+    try:
+        yield
+    except AccountingError as error:
+        message = str(error.args[0]) if error.args else ""
+        if not message.startswith("target_epsilon "):
+            raise
+        raise InvalidArgument(message.removeprefix("target_")) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    """A run with one setting left open; the target ε is always given."""
+
+    epsilon: float
+    delta: float | None
+    noise_multiplier: float | None
+    sample_rate: float | None
+    steps: int | None
+    epochs: float | None
+    neighboring_relation: NeighboringRelation
+    sampling: str
+    dataset_size: int | None
+
+    def event(self, *, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
+        """The event of a run."""
+        return subsampled_gaussian(
+            sample_rate=sample_rate,
+            noise_multiplier=noise_multiplier,
+            steps=steps,
+            sampling=self.sampling,
+            dataset_size=self.dataset_size,
+        )
+
+    def solved(self, records: int | None) -> tuple[str, "_Question"]:
+        """The name of the open setting and the question with it filled in, on the safe side."""
+        from sordino import accounting
+
+        asked = self._with_steps()
+        missing = [
+            name for name in ("noise_multiplier", "steps", "sample_rate", "delta") if getattr(asked, name) is None
+        ]
+        settings = (
+            "--noise-multiplier, --steps (or --epochs), --sample-rate (or --dataset-size with --batch-size) and --delta"
+        )
+        if not missing:
+            raise InvalidArgument(f"plan must be left one of {settings} to find, got all. Drop one.")
+        if len(missing) > 1:
+            raise MissingDeclaration(f"plan must be given all but one of {settings}. Give the rest.")
+        goal = {"target_epsilon": self.epsilon, "neighboring_relation": self.neighboring_relation}
+        (name,) = missing
+        rate, count, noise, delta = asked.sample_rate, asked.steps, asked.noise_multiplier, asked.delta
+        if name == "delta" and rate is not None and count is not None and noise is not None:
+            event = self.event(sample_rate=rate, noise_multiplier=noise, steps=count)
+            return name, replace(asked, delta=_upwards(accounting.calibrate_delta(event, **goal)))
+        assert delta is not None
+        if name == "noise_multiplier" and rate is not None and count is not None:
+            value = accounting.calibrate_noise_multiplier(
+                lambda z: self.event(sample_rate=rate, noise_multiplier=z, steps=count),
+                delta=delta,
+                **goal,
+            )
+            return name, replace(asked, noise_multiplier=value)
+        if name == "steps" and rate is not None and noise is not None:
+            most = accounting.calibrate_steps(
+                lambda t: self.event(sample_rate=rate, noise_multiplier=noise, steps=t),
+                delta=delta,
+                **goal,
+            )
+            if most == 0:
+                raise InvalidArgument("epsilon must allow one step, got a target too small. Raise it, or add noise.")
+            return name, replace(asked, steps=most)
+        assert noise is not None
+        return name, replace(asked, **_max_rate(asked, noise, delta, records))
+
+    def _with_steps(self) -> "_Question":
+        """Epochs become steps as soon as the rate is known."""
+        if self.steps is not None and self.epochs is not None:
+            raise MissingDeclaration("plan must be given --steps or --epochs, one of them. Give one.")
+        if self.epochs is None or self.sample_rate is None:
+            if self.steps is None and self.epochs is None and self.noise_multiplier is None:
+                raise MissingDeclaration("plan must be given --steps or --epochs, one of them. Give one.")
+            return self
+        return replace(self, steps=max(1, math.ceil(self.epochs / self.sample_rate - 1e-9)))
+
+
+def _max_rate(asked: _Question, noise: float, delta: float, records: int | None) -> dict[str, float]:
+    """The largest sample rate for the steps given, as a whole batch when the number of records is known."""
+    from sordino import accounting
+
+    if asked.steps is None:
+        raise MissingDeclaration("a sample rate can be found for --steps, not for --epochs. Give --steps.")
+    if asked.sampling != "poisson":
+        raise InvalidArgument(
+            f"sampling must be poisson where a sample rate is to be found, got {asked.sampling!r}. Give the rate."
+        )
+    goal = {"target_epsilon": asked.epsilon, "neighboring_relation": asked.neighboring_relation}
+    count = asked.steps
+    if records is None:
+        rate = accounting.calibrate_sample_rate(
+            lambda q: subsampled_gaussian(sample_rate=q, noise_multiplier=noise, steps=count),
+            delta=delta,
+            **goal,
+        )
+        return {"sample_rate": rate}
+    size = accounting.calibrate_batch_size(
+        lambda b: subsampled_gaussian(sample_rate=b / records, noise_multiplier=noise, steps=count),
+        dataset_size=records,
+        delta=delta,
+        **goal,
+    )
+    if size == 0:
+        raise InvalidArgument(
+            "epsilon must allow a batch of one record, got a target too small. Raise it, or add noise."
+        )
+    return {"sample_rate": size / records}
+
+
+def _upwards(delta: float) -> float:
+    """δ with four digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(max(delta, 1e-300))) - 3)
+    return min(1.0, float(f"{math.ceil(delta / unit) * unit:.4g}")) if delta > 0 else 1e-300
+
+
+def _priced(found: str, answer: _Question, *, records: int | None, unit: PrivacyUnit) -> dict[str, object]:
+    """The answer with its ε, as JSON types."""
+    noise, rate, steps, delta = answer.noise_multiplier, answer.sample_rate, answer.steps, answer.delta
+    assert noise is not None
+    assert rate is not None
+    assert steps is not None
+    assert delta is not None
+    event = answer.event(sample_rate=rate, noise_multiplier=noise, steps=steps)
+    document = {
+        "found": found,
+        "noise_multiplier": noise,
+        "target_epsilon": answer.epsilon,
+        "sampling": answer.sampling,
+        "sample_rate": rate,
+        "steps": steps,
+        "dataset_size_is_public": records is not None,
+        **_summarize(
+            event,
+            delta=delta,
+            neighboring_relation=answer.neighboring_relation,
+            unit=unit,
+            most=answer.epsilon,
+        ),
+    }
+    if records is not None:
+        document["batch_size"] = rate * records
+    return document
+
+
+def _sample_rate(
+    sample_rate: float | None, records: int | None, batch_size: float | None, *, needed: bool
+) -> float | None:
+    missing = sample_rate is None and (records is None or batch_size is None)
+    if missing and not needed and batch_size is None:
+        return None
+    if missing or (sample_rate is not None and (records is not None or batch_size is not None)):
+        raise MissingDeclaration(
+            "plan must be given --sample-rate, or --dataset-size with --batch-size. Give one of them."
+        )
+    if sample_rate is not None:
+        return checks.probability(zero=False, sample_rate=sample_rate)
+    number, size = checks.integer(1, records=records), checks.positive(batch_size=batch_size)
+    if size > number:
+        raise InvalidArgument(f"batch_size must be ≤ records ({number}), got {size:g}. Draw fewer records a step.")
+    return size / number
