@@ -564,8 +564,8 @@ def _search_metadata(job: EstimatorJob, search: _Search, rows: "TabularTask") ->
     judged = "on public test records" if search.public_score else "on the records, with noise"
     said = (
         f"Settings were drawn at random from a space fixed in advance, a secret random number of times (mean "
-        f"{search.distribution.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only the winner "
-        "left."
+        f"{search.distribution.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only "
+        "the winner left."
     )
     accesses = meta["data_accesses"]
     assert isinstance(accesses, dict)
