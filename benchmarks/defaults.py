@@ -16,12 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.estimators import GaussianNB, LinearRegression, LogisticRegression
+from sordino.estimators import (
+    GaussianNB,
+    HistGradientBoostingClassifier,
+    LinearRegression,
+    LogisticRegression,
+    RandomForestClassifier,
+)
 
 CHOSEN = ("airfoil", "bike", "concrete", "elevators", "energy", "housing")
 SHOWN = ("kin40k", "parkinsons", "pol", "protein", "skillcraft", "wine")
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0)
 DELTA = 1e-6
+
+TREES = {"boosting": HistGradientBoostingClassifier, "forest": RandomForestClassifier}
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -60,6 +68,8 @@ def classification(kind: str) -> Callable[[Split, float], float]:
         if kind in {"Bayes, no floor", "Bayes"}:
             smoothing = {} if kind == "Bayes" else {"var_smoothing": 0.0}
             model = GaussianNB(bounds=(-1.0, 1.0), **given, **smoothing)
+        elif kind in TREES:
+            model = TREES[kind](bounds=(-1.0, 1.0), **given)
         else:
             fixed = None if kind == "default" else 1 + 1.01 / epsilon
             model = LogisticRegression(data_norm=X.shape[1] ** 0.5, regularization=fixed, **given)
@@ -75,6 +85,8 @@ COLUMNS: dict[str, Callable[[Split, float], float]] = {
     "logistic, default λ": classification("default"),
     "naive Bayes, no floor": classification("Bayes, no floor"),
     "naive Bayes": classification("Bayes"),
+    "boosting": classification("boosting"),
+    "forest": classification("forest"),
 }
 
 

@@ -41,6 +41,8 @@ EXTRA = {
     "Ridge": {"alpha": 50.0},
     "HistGradientBoostingClassifier": {"max_iter": 4},
     "HistGradientBoostingRegressor": {"max_iter": 4},
+    "RandomForestClassifier": {"n_estimators": 4, "max_depth": 4},
+    "RandomForestRegressor": {"n_estimators": 4, "max_depth": 4},
 }
 PURE = {"objective", "output", "exponential", "sufficient-statistics"}
 FREE = {"MinMaxScaler"}  # learns nothing from records

@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler as PlainScaler
 
 import sordino.data
 from sordino import accounting
+from sordino.errors import InvalidArgument
 from sordino.estimators import (
     PCA,
     GaussianNB,
@@ -322,3 +323,37 @@ def test_naive_bayes_does_not_get_worse_as_budget_grows():
     assert score(100.0) > score(0.3) - 0.01
     model = GaussianNB(epsilon=100.0, delta=1e-6, bounds=([-1.0, 0.0], [1.0, 8.0]), classes=(0, 1), var_smoothing=0.04)
     assert model.fit(np.zeros((500, 2)), np.zeros(500)).var_.min(axis=0) == pytest.approx([0.04, 0.64])
+
+
+def test_naive_bayes_takes_one_hot_groups_as_categories():
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 2, size=6000)
+    place = np.where(generator.random(6000) < 0.7, 3 * y, generator.integers(0, 6, size=6000))
+    X = np.column_stack([generator.uniform(-1, 1, size=6000), np.eye(6)[place]])
+    given = {"epsilon": 20.0, "delta": 1e-6, "bounds": (-1.0, 1.0), "classes": (0, 1)}
+    model = GaussianNB(**given, one_hot=[range(1, 7)]).fit(X, y)
+    (group,) = model.one_hot_groups(7)
+    shares = np.array([np.bincount(place[y == label], minlength=6) / (y == label).sum() for label in (0, 1)])
+    assert np.exp(model.log_shares(group)) == pytest.approx(shares, abs=0.02)
+    one, other = X[:1].copy(), X[:1].copy()
+    one[0, 1:], other[0, 1:] = np.eye(6)[3], 0.0  # no category that was declared
+    odds = [np.diff(model.predict_log_proba(row))[0, 0] for row in (one, other)]
+    assert odds[0] - odds[1] == pytest.approx(np.log(shares[1, 3] / shares[0, 3]), abs=0.2)
+    other[0, 1:] = np.nan  # nor one that is missing
+    assert np.diff(model.predict_log_proba(other))[0, 0] == pytest.approx(odds[1])
+    with pytest.raises(InvalidArgument, match="name each of the columns"):
+        GaussianNB(**given, one_hot=[(1, 2), (2, 3)]).fit(X, y)
+
+
+def test_naive_bayes_with_categories_does_better_on_adult_and_no_worse_with_more_budget(adult):
+    given = {"delta": 1e-5, "bounds": (-1.0, 1.0), "classes": (0, 1)}
+    groups = [group for group in adult.schema.one_hot if len(group) > 1]
+
+    def score(epsilon, one_hot):
+        model = GaussianNB(**given, epsilon=epsilon, one_hot=one_hot, random_state=1, reproducible=True)
+        return model.fit(adult.train.features, adult.train.labels).score(adult.test.features, adult.test.labels)
+
+    little, much = score(0.5, groups), score(8.0, groups)
+    assert little > 0.8
+    assert much > little - 0.01
+    assert much > score(8.0, None) + 0.02

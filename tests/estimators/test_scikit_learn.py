@@ -35,16 +35,22 @@ WEIGHTED = CLASSIFIER | {
     "check_class_weight_classifiers": DECLARED,
     "check_sample_weight_equivalence_on_dense_data": NOISY,
 }
+WEIGHTED_REGRESSOR = REGRESSOR | {
+    "check_all_zero_sample_weights_error": SILENT,
+    "check_sample_weight_equivalence_on_dense_data": NOISY,
+}
 EXEMPT = {
-    "DPClassifier": CLASSIFIER | {"check_methods_subset_invariance": ROUNDING},
-    "DPRegressor": REGRESSOR | {"check_methods_subset_invariance": ROUNDING},
-    "GaussianNB": CLASSIFIER,
-    "HistGradientBoostingClassifier": CLASSIFIER,
-    "HistGradientBoostingRegressor": REGRESSOR,
-    "LinearRegression": REGRESSOR,
+    "DPClassifier": WEIGHTED | {"check_methods_subset_invariance": ROUNDING},
+    "DPRegressor": WEIGHTED_REGRESSOR | {"check_methods_subset_invariance": ROUNDING},
+    "GaussianNB": CLASSIFIER | {"check_class_weight_classifiers": DECLARED},
+    "HistGradientBoostingClassifier": WEIGHTED,
+    "HistGradientBoostingRegressor": WEIGHTED_REGRESSOR,
+    "LinearRegression": WEIGHTED_REGRESSOR,
     "LinearSVC": WEIGHTED,
     "LogisticRegression": WEIGHTED,
-    "Ridge": REGRESSOR,
+    "RandomForestClassifier": WEIGHTED,
+    "RandomForestRegressor": WEIGHTED_REGRESSOR,
+    "Ridge": WEIGHTED_REGRESSOR,
     "WhitenedLogisticRegression": CLASSIFIER | {"check_methods_subset_invariance": ROUNDING},
     "StandardScaler": {"check_estimator_sparse_array": UNKNOWN, "check_estimator_sparse_matrix": UNKNOWN},
 }
@@ -69,7 +75,7 @@ def build(name):
         inner = room.LogisticRegression(data_norm=10.0, classes=(0, 1))
         return kind(inner, {"fit_intercept": [True, False]}, **few)
     accepted = kind().get_params()
-    few = {"max_iter": 5} if name.startswith("Hist") else {}
+    few = {"max_iter": 5} if name.startswith("Hist") else {"n_estimators": 5} if name.startswith("Random") else {}
     return kind(**{key: value for key, value in PARAMETERS.items() if key in accepted}, **few)
 
 

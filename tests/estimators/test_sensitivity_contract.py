@@ -30,6 +30,7 @@ DECLARED = {
     "bounds": (-2.0, 2.0),
     "target_bounds": (-1.0, 3.0),
     "max_iter": 3,
+    "n_estimators": 3,
 }
 ADDITIVE = {
     "LogisticRegression": ({"method": "output"},),

@@ -301,3 +301,9 @@ def test_an_object_that_is_no_finite_number_is_absent_and_stops_nothing(entry):
     found = to_float_array(values, "value")
     assert found[[0, 2, 3, 4]].tolist() == [1.0, 1.0, 1.0, 2.0]
     assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("norm", [0, 3, 2.5, -math.inf])
+def test_a_norm_that_is_no_number_of_ours_is_refused_with_the_number_to_give(norm):
+    with pytest.raises(InvalidArgument, match=r"Give a number: 2 for ℓ2, math\.inf for ℓ∞"):
+        KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=norm, dimension=3)

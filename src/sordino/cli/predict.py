@@ -56,7 +56,7 @@ def export(
     model: Annotated[str, typer.Option(help="module:factory, for a module of your own.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a run's model for other programs: linear models, boosting, naive Bayes, and modules of common layers.
+    """Write a run's model for other programs: linear models, boosting, forests, naive Bayes, modules of common layers.
 
     The file takes encoded features, and is compared with the model by onnxruntime before it is kept.
     """

@@ -276,7 +276,7 @@ def _measured(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> 
             )
     if job.dataset.public:
         others = non_private_scores(rows)
-        baseline = "trees" if job.method == "boosting" else "linear"
+        baseline = "trees" if job.method in {"boosting", "forest"} else "linear"
         found[f"baseline_test_{rows.metric}"] = Metric(
             value=others[baseline], public=True, what=f"scikit-learn's {baseline} model without privacy, public data"
         )
@@ -591,6 +591,7 @@ def _space(model: str, path: Path | str | None, *, number: bool) -> "SearchSpace
             "objective": {"regularization": LogUniform(0.3, 100.0)},
             "output": {"regularization": LogUniform(1.0, 300.0)},
             "svm": {"regularization": LogUniform(0.3, 100.0)},
+            "forest": {"n_estimators": [25, 50, 100, 200], "smoothing": LogUniform(0.3, 10.0)},
             "boosting": {"max_iter": [25, 50, 100, 200], "learning_rate": LogUniform(0.05, 0.5)},
         }
         if number:

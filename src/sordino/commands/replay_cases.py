@@ -20,6 +20,7 @@ _DECLARED: dict[str, object] = {
     "bounds": (-2.0, 2.0),
     "target_bounds": (-1.0, 3.0),
     "max_iter": 3,
+    "n_estimators": 3,
     "dataset_size": 24,
     "batch_size": 12,
     "epochs": 3.0,
@@ -69,6 +70,7 @@ def cases() -> Iterable[ReplayCase]:
         "evaluation on private records": _evaluated,
         "engine": _engine,
         "PrivateGridSearch": _grid_search,
+        "PrivateGridSearch, pipeline": _pipeline_search,
         "PrivateRandomSearch": _random_search,
         "describe": _described,
         **{f"TableSynthesizer, {method}": _synthesizer(method) for method in ("aim", "mst", "independent")},
@@ -248,6 +250,24 @@ def _grid_search(table: Table) -> object:
     inner, grid, declared = _searched()
     found = PrivateGridSearch(inner, grid, **declared).fit(table[0], np.array(_CLASSES)[table[1]])  # pyright: ignore[reportArgumentType]
     return found.best_params_, vars(found.best_estimator_)["events_"]
+
+
+def _pipeline_search(table: Table) -> object:
+    from sklearn.pipeline import Pipeline
+
+    from sordino.estimators import PCA, GaussianNB, PrivateGridSearch, StandardScaler
+
+    pipeline = Pipeline(
+        [
+            ("scale", StandardScaler(bounds=(-2.0, 2.0))),
+            ("pca", PCA(2, data_norm=2.0)),
+            ("model", GaussianNB(bounds=(-2.0, 2.0), classes=_CLASSES)),
+        ]
+    )
+    declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
+    search = PrivateGridSearch(pipeline, {"pca": [PCA(1, data_norm=2.0), "passthrough"]}, **declared)  # pyright: ignore[reportArgumentType]
+    found = search.fit(table[0], np.array(_CLASSES)[table[1]])
+    return found.best_index_, found.best_estimator_.named_steps["model"].theta_
 
 
 def _random_search(table: Table) -> object:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sordino.estimators.naive_bayes import GaussianNB
     from sordino.estimators.neural import DPClassifier, DPRegressor
     from sordino.estimators.preprocessing import PCA, MinMaxScaler, StandardScaler
+    from sordino.estimators.random_forest import RandomForestClassifier, RandomForestRegressor
     from sordino.estimators.search import PrivateGridSearch
     from sordino.estimators.whitened_logistic import WhitenedLogisticRegression
 
@@ -32,6 +33,8 @@ __all__ = [
     "MinMaxScaler",
     "PCA",
     "PrivateGridSearch",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
     "Ridge",
     "StandardScaler",
     "WhitenedLogisticRegression",

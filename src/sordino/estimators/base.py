@@ -37,6 +37,7 @@ __all__ = [
     "ColumnBounds",
     "Labels",
     "PrivateEstimator",
+    "RecordWeights",
     "check_one_target_per_record",
     "check_single_process",
     "clip_rows",
@@ -136,6 +137,80 @@ def scaled_targets(y: Numbers, bounds: tuple[float, float], *, center: float, ha
         scaled = np.clip((np.clip(targets, *bounds) - center) / half, -1.0, 1.0)
     scaled[~np.isfinite(targets)] = np.nan
     return scaled
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordWeights:
+    """How much each record counts, between 0 and 1: its class's weight times its own, over the largest declared ones.
+
+    A record's contribution is multiplied by its weight, so it moves what is released by no more than without weights.
+
+    Args:
+        of_classes: [K], over the largest of them, or None.
+        of_records: [n], or None.
+    """
+
+    of_classes: FloatArray | None
+    of_records: FloatArray | None
+
+    @classmethod
+    def declared(
+        cls,
+        *,
+        sample_weight: Numbers | None,
+        max_sample_weight: float | None,
+        records: int,
+        class_weight: Mapping[Hashable, float] | None = None,
+        classes: npt.NDArray[np.generic] | None = None,
+    ) -> "RecordWeights":
+        """Check what is declared, and cut the records' weights to it; one that is no number is 0.
+
+        Args:
+            sample_weight: [n], or None.
+            max_sample_weight: the largest weight of a record, needed with `sample_weight`.
+            records: their number.
+            class_weight: class ↦ weight ≥ 0; 1 for a class that is not named.
+            classes: the declared classes, for `class_weight`.
+        """
+        of_classes = None if classes is None else _class_weights(class_weight, classes)
+        return cls(of_classes=of_classes, of_records=_sample_weights(sample_weight, max_sample_weight, records))
+
+    def of(self, places: npt.NDArray[np.int64]) -> FloatArray | None:
+        """The weights [n] of records whose classes have these places; None where all count alike."""
+        if self.of_classes is None:
+            return self.of_records
+        found = self.of_classes[np.maximum(places, 0)]
+        return found if self.of_records is None else found * self.of_records
+
+
+def _class_weights(
+    class_weight: Mapping[Hashable, float] | None, classes: npt.NDArray[np.generic]
+) -> FloatArray | None:
+    if class_weight is None:
+        return None
+    if not isinstance(class_weight, Mapping):
+        raise InvalidArgument(
+            f"class_weight must be a dict of weights by class, got {class_weight!r}. How many records a class has is "
+            "private: take its share from public knowledge, or from counts that were paid for (sordino describe), and "
+            "give {class: 1 / (classes * share)}."
+        )
+    listed = classes.tolist()
+    if unknown := [label for label in class_weight if label not in listed]:
+        raise InvalidArgument(f"class_weight must name declared classes, got {unknown!r}. Correct it, or declare them.")
+    weights = np.array([checks.non_negative(class_weight=float(class_weight.get(label, 1.0))) for label in listed])
+    return weights / checks.positive(largest_class_weight=float(weights.max()))
+
+
+def _sample_weights(sample_weight: Numbers | None, largest: float | None, records: int) -> FloatArray | None:
+    if largest is not None:
+        checks.positive(max_sample_weight=largest)
+    if sample_weight is None:
+        return None
+    bound = require_declared(largest, name="max_sample_weight", meaning="the largest weight of a record")
+    weights = to_float_array(sample_weight, "sample_weight")
+    if weights.shape != (records,):
+        raise InvalidArgument("sample_weight must have one entry for each row of X. Align them.")
+    return np.clip(np.where(np.isnan(weights), 0.0, weights) / bound, 0.0, 1.0)
 
 
 def check_one_target_per_record(y: Numbers | Labels | None, records: int) -> None:
@@ -607,7 +682,7 @@ def split_budget_equally(
     Guarantee: the fits of what is returned and `other_events` compose to at most (epsilon, delta) under their relation.
 
     Args:
-        build: (ε, δ) of one fit ↦ the estimators, always as many.
+        build: (ε, δ) of one fit ↦ the estimators, always as many. One with `num_charged_fits` does so many fits.
         columns: of the records.
         epsilon: of everything, > 0.
         delta: of everything, in [0, 1).
@@ -619,7 +694,7 @@ def split_budget_equally(
     Raises:
         InvalidArgument: `other_events` leave nothing.
     """
-    count = checks.integer(1, estimators=len(build(epsilon, delta)))
+    count = checks.integer(1, estimators=sum(getattr(made, "num_charged_fits", 1) for made in build(epsilon, delta)))
     each_delta = delta / 2 / count
 
     def spent(share: float) -> float:

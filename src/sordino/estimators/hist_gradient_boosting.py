@@ -21,6 +21,7 @@ from sordino.estimators.base import (
     ColumnBounds,
     Labels,
     PrivateEstimator,
+    RecordWeights,
     check_one_target_per_record,
     column_bounds,
     declared_classes,
@@ -44,6 +45,7 @@ from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG, RandomStream
 
 __all__ = [
+    "BinnedEstimator",
     "Categories",
     "CyclicBoosting",
     "Edges",
@@ -298,16 +300,28 @@ class CyclicBoosting:
             SelfComposed(event=self.sums_share.event(), count=self.releases),
         ]
 
-    def exact_value(self, bins: IntegerArray, leaves: int, scores: FloatArray, targets: FloatArray) -> FloatArray:
+    def exact_value(
+        self,
+        bins: IntegerArray,
+        leaves: int,
+        scores: FloatArray,
+        targets: FloatArray,
+        weights: FloatArray | None = None,
+    ) -> FloatArray:
         """Sums of residuals [leaves, k] of records in these leaves; −1 is in none. Not private."""
         residuals = -self.loss.gradients(scores, targets)
+        if weights is not None:
+            residuals = weights[:, None] * residuals
         steps = np.trunc(np.ldexp(residuals, _GRID_BITS))
         inside = bins >= 0
         columns = [np.bincount(bins[inside], weights=column[inside], minlength=leaves) for column in steps.T]
         return np.ldexp(np.stack(columns, axis=1), -_GRID_BITS)
 
-    def release(self, bins: IntegerArray, targets: FloatArray) -> ShapeFunctions:
-        """Shapes for records in bins [n, features] with targets [n]."""
+    def release(self, bins: IntegerArray, targets: FloatArray, weights: FloatArray | None = None) -> ShapeFunctions:
+        """Shapes for records in bins [n, features] with targets [n].
+
+        Weights in [0, 1] multiply residuals [n], which moves sums less; counts are of all records.
+        """
         released = [histogram.release(column) for histogram, column in zip(self.histograms, bins.T, strict=True)]
         counts = [np.maximum(count, 0).astype(np.float64) for count in released]
         total = max(float(np.mean([count.sum() for count in released])), 1.0)
@@ -318,7 +332,7 @@ class CyclicBoosting:
         for _ in range(self.rounds):
             for place, feature in enumerate(self.features):
                 leaves = _leaves(feature, most, trees)
-                step = self._tree(leaves, counts[place], bins[:, place], scores, targets)[leaves]
+                step = self._tree(leaves, counts[place], bins[:, place], scores, targets, weights)[leaves]
                 values[place] += step
                 scores += np.where(bins[:, place, None] >= 0, step[bins[:, place]], 0.0)
         return ShapeFunctions(values=values, counts=counts)
@@ -334,11 +348,17 @@ class CyclicBoosting:
         return max(total * self._bend * self.unit / (_FINEST * whole_run), 2.0)
 
     def _tree(
-        self, leaves: IntegerArray, counts: FloatArray, bins: IntegerArray, scores: FloatArray, targets: FloatArray
+        self,
+        leaves: IntegerArray,
+        counts: FloatArray,
+        bins: IntegerArray,
+        scores: FloatArray,
+        targets: FloatArray,
+        weights: FloatArray | None,
     ) -> FloatArray:
         """What each leaf adds to the scores [leaves, k]."""
         number = int(leaves.max()) + 1
-        sums = self.exact_value(np.where(bins >= 0, leaves[bins], -1), number, scores, targets)
+        sums = self.exact_value(np.where(bins >= 0, leaves[bins], -1), number, scores, targets, weights)
         noisy = np.asarray(self.sums(number).release(sums))
         weight = np.bincount(leaves, weights=counts, minlength=number) * self._bend
         shrunk = np.maximum(weight, self._bend) + self.smoothing / self.unit * self.noise
@@ -366,19 +386,39 @@ def _leaves(feature: Feature, most: float, trees: RandomStream) -> IntegerArray:
 _TARGET_UNIT = 0.1
 
 
-class _Boosting(PrivateEstimator):
-    """Parameters and steps that classifier and regressor share."""
+class BinnedEstimator(PrivateEstimator):
+    """An estimator that sees each record by the bins of its declared features."""
 
     bounds: ColumnBounds | None
     categories: Categories | None
     one_hot: Sequence[Sequence[int]] | None
     edges: Edges | None
-    max_iter: int
     max_bins: int
+    features_: tuple[Feature, ...]
+
+    def _declared_features(self, columns: int) -> tuple[Feature, ...]:
+        return declared_features(
+            columns,
+            bounds=self.bounds,
+            categories=self.categories,
+            one_hot=self.one_hot,
+            edges=self.edges,
+            max_bins=self.max_bins,
+        )
+
+    def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
+        """As every estimator does it; the features follow from the parameters."""
+        self.features_ = self._declared_features(columns)
+        return super().set_learned_arrays(arrays, columns=columns)
+
+
+class _Boosting(BinnedEstimator):
+    """Parameters and steps that classifier and regressor share."""
+
+    max_iter: int
     learning_rate: float
     smoothing: float
     neighboring_relation: str
-    features_: tuple[Feature, ...]
     curves_: FloatArray
     intercept_: FloatArray
 
@@ -387,18 +427,10 @@ class _Boosting(PrivateEstimator):
         neighboring_relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
-        features = declared_features(
-            columns,
-            bounds=self.bounds,
-            categories=self.categories,
-            one_hot=self.one_hot,
-            edges=self.edges,
-            max_bins=self.max_bins,
-        )
         return CyclicBoosting(
             loss=loss,
             budget=make_budget(epsilon=epsilon, delta=delta),
-            features=features,
+            features=self._declared_features(columns),
             rounds=checks.integer(1, max_iter=self.max_iter),
             learning_rate=checks.positive(learning_rate=self.learning_rate),
             smoothing=checks.non_negative(smoothing=self.smoothing),
@@ -407,28 +439,18 @@ class _Boosting(PrivateEstimator):
             rng=self._randomness(),
         )
 
-    def _learn(self, boosting: CyclicBoosting, records: FloatArray, targets: FloatArray) -> None:
+    def _learn(
+        self, boosting: CyclicBoosting, records: FloatArray, targets: FloatArray, weights: FloatArray | None
+    ) -> None:
         """Charge, release, and move each curve's mean into the intercept."""
         self._charge(boosting.events(), neighboring_relation=boosting.neighboring_relation)
         bins = np.stack([feature.bins_of(records) for feature in boosting.features], axis=1)
-        shapes = boosting.release(bins, targets)
+        shapes = boosting.release(bins, targets, weights)
         means = [_mean(shapes, place) for place in range(len(boosting.features))]
         self.features_ = boosting.features
         self.curves_ = np.concatenate([values - mean for values, mean in zip(shapes.values, means, strict=True)])
         self.intercept_ = np.sum(means, axis=0)
         self.n_iter_ = boosting.rounds
-
-    def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
-        """As every estimator does it; the features follow from the parameters."""
-        self.features_ = declared_features(
-            columns,
-            bounds=self.bounds,
-            categories=self.categories,
-            one_hot=self.one_hot,
-            edges=self.edges,
-            max_bins=self.max_bins,
-        )
-        return super().set_learned_arrays(arrays, columns=columns)
 
     def shape_function(self, feature: int) -> tuple[Feature, FloatArray]:
         """The curve of one feature: its bins (`edges`, `values` or `columns`), and what each adds [bins] or [bins, K].
@@ -495,6 +517,10 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         max_bins: number of intervals of a numeric column, ≥ 2.
         learning_rate: > 0.
         smoothing: ≥ 0; shrinks leaves that hold little against the noise.
+        class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or
+            from counts that were paid for; a class that is not named counts 1.
+        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
+            cut to it.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
         random_state: None, or a seed together with `reproducible`.
@@ -533,6 +559,8 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         max_bins: int = 256,
         learning_rate: float = 0.2,
         smoothing: float = 3.0,
+        class_weight: Mapping[Hashable, float] | None = None,
+        max_sample_weight: float | None = None,
         neighboring_relation: str = "add_or_remove_one",
         ledger: Account | Reservation | None = None,
         random_state: int | None = None,
@@ -549,23 +577,40 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         self.max_bins = max_bins
         self.learning_rate = learning_rate
         self.smoothing = smoothing
+        self.class_weight = class_weight
+        self.max_sample_weight = max_sample_weight
         self.neighboring_relation = neighboring_relation
         self.ledger = ledger
         self.random_state = random_state
         self.reproducible = reproducible
 
-    def fit(self, X: Numbers, y: Labels) -> "HistGradientBoostingClassifier":
-        """Fit to records X [n, d] with labels y [n]; charged first, then read."""
+    def fit(self, X: Numbers, y: Labels, sample_weight: Numbers | None = None) -> "HistGradientBoostingClassifier":
+        """Fit to records X [n, d] with labels y [n]; charged first, then read.
+
+        Args:
+            X: [n, d].
+            y: [n].
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
+                weight that is no number is 0.
+        """
         self._budget()
         classes = declared_classes(self.classes)
         records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
+        weighting = RecordWeights.declared(
+            class_weight=self.class_weight,
+            classes=classes,
+            sample_weight=sample_weight,
+            max_sample_weight=self.max_sample_weight,
+            records=len(records),
+        )
         loss = Logistic() if len(classes) == 2 else Softmax(outputs=len(classes))
         boosting = self._prepared(records.shape[1], loss)
         found = encode_labels(y, classes.tolist())
         present = found >= 0
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
-        self._learn(boosting, records[present], targets[present])
+        weights = weighting.of(found)
+        self._learn(boosting, records[present], targets[present], None if weights is None else weights[present])
         self.classes_ = classes
         return self
 
@@ -606,6 +651,8 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         learning_rate: > 0.
         smoothing: ≥ 0; shrinks leaves that hold little against the noise.
         max_residual: > 0; what one record can move a sum by, in units of half the target's range.
+        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
+            cut to it.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
         random_state: None, or a seed together with `reproducible`.
@@ -641,6 +688,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         learning_rate: float = 0.2,
         smoothing: float = 3.0,
         max_residual: float = 0.25,
+        max_sample_weight: float | None = None,
         neighboring_relation: str = "add_or_remove_one",
         ledger: Account | Reservation | None = None,
         random_state: int | None = None,
@@ -658,26 +706,38 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         self.learning_rate = learning_rate
         self.smoothing = smoothing
         self.max_residual = max_residual
+        self.max_sample_weight = max_sample_weight
         self.neighboring_relation = neighboring_relation
         self.ledger = ledger
         self.random_state = random_state
         self.reproducible = reproducible
 
-    def fit(self, X: Numbers, y: Numbers) -> "HistGradientBoostingRegressor":
-        """Fit to records X [n, d] with targets y [n]; charged first, then read."""
+    def fit(self, X: Numbers, y: Numbers, sample_weight: Numbers | None = None) -> "HistGradientBoostingRegressor":
+        """Fit to records X [n, d] with targets y [n]; charged first, then read.
+
+        Args:
+            X: [n, d].
+            y: [n].
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
+                weight that is no number is 0.
+        """
         self._budget()
         ends = checked_bounds(
             require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
         )
         records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
+        weighting = RecordWeights.declared(
+            sample_weight=sample_weight, max_sample_weight=self.max_sample_weight, records=len(records)
+        )
         loss = HuberResidual(threshold=checks.positive(max_residual=self.max_residual))
         boosting = self._prepared(records.shape[1], loss, unit=_TARGET_UNIT)
         center = ends[0] / 2 + ends[1] / 2
         half = max(ends[1] - center, center - ends[0])
         targets = scaled_targets(y, ends, center=center, half=half)
         present = np.isfinite(targets)
-        self._learn(boosting, records[present], targets[present])
+        weights = weighting.of_records
+        self._learn(boosting, records[present], targets[present], None if weights is None else weights[present])
         self.curves_ = self.curves_ * half
         self.intercept_ = self.intercept_ * half + center
         return self

@@ -18,6 +18,7 @@ from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     Labels,
     PrivateEstimator,
+    RecordWeights,
     check_one_target_per_record,
     declared_classes,
     encode_labels,
@@ -38,7 +39,7 @@ from sordino.estimators.losses import HuberHinge, Logistic, Loss, SmoothMargin, 
 from sordino.estimators.perturbation import ObjectivePerturbation
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import make_budget
-from sordino.mechanisms.base import FloatArray, Numbers, to_float_array
+from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.randomness import KeyedRNG
 
 __all__ = ["LinearSVC", "LogisticRegression"]
@@ -125,7 +126,6 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         """
         self._budget()
         classes = declared_classes(self.classes)
-        class_weights = _declared_weights(self.class_weight, classes)
         norm = checks.positive(
             data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
         )
@@ -144,7 +144,13 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         curvature = self._curvature(loss, design, neighboring_relation, rng)
         mechanism = self._mechanism(loss, design, neighboring_relation, rng, 1.0 if curvature is None else _FIT_SHARE)
         check_one_target_per_record(y, len(records))
-        sample_weights = _bounded_weights(sample_weight, self.max_sample_weight, len(records))
+        weighting = RecordWeights.declared(
+            class_weight=self.class_weight,
+            classes=classes,
+            sample_weight=sample_weight,
+            max_sample_weight=self.max_sample_weight,
+            records=len(records),
+        )
         sampler = mechanism.plan.sampler.describe() if isinstance(mechanism, DPGradientDescent) else "none"
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
         self._charge(events, neighboring_relation=neighboring_relation, sampler=sampler)
@@ -152,11 +158,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         present = found >= 0
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
         rows = design.rows(records)
-        record_weights = None
-        if class_weights is not None or sample_weights is not None:
-            record_weights = np.ones(len(records)) if class_weights is None else class_weights[np.maximum(found, 0)]
-            record_weights = record_weights if sample_weights is None else record_weights * sample_weights
-        weights = release_weights(mechanism, rows, targets, present, record_weights)
+        weights = release_weights(mechanism, rows, targets, present, weighting.of(found))
         self.classes_ = classes
         self.coef_, self.intercept_ = design.coefficients(weights)
         if curvature is not None and isinstance(mechanism, ObjectivePerturbation):
@@ -221,38 +223,6 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         scores = self.decision_function(X)
         places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[places]
-
-
-def _declared_weights(
-    class_weight: Mapping[Hashable, float] | None, classes: npt.NDArray[np.generic]
-) -> FloatArray | None:
-    """Weights of the declared classes over the largest of them [K]."""
-    if class_weight is None:
-        return None
-    if not isinstance(class_weight, Mapping):
-        raise InvalidArgument(
-            f"class_weight must be a dict of weights by class, got {class_weight!r}. How many records a class has is "
-            "private: take its share from public knowledge, or from counts that were paid for (sordino describe), and "
-            "give {class: 1 / (classes * share)}."
-        )
-    listed = classes.tolist()
-    if unknown := [label for label in class_weight if label not in listed]:
-        raise InvalidArgument(f"class_weight must name declared classes, got {unknown!r}. Correct it, or declare them.")
-    weights = np.array([checks.non_negative(class_weight=float(class_weight.get(label, 1.0))) for label in listed])
-    return weights / checks.positive(largest_class_weight=float(weights.max()))
-
-
-def _bounded_weights(sample_weight: Numbers | None, largest: float | None, records: int) -> FloatArray | None:
-    """Weights of the records over the declared largest one, cut to [0, 1] [n]."""
-    if largest is not None:
-        checks.positive(max_sample_weight=largest)
-    if sample_weight is None:
-        return None
-    bound = require_declared(largest, name="max_sample_weight", meaning="the largest weight of a record")
-    weights = to_float_array(sample_weight, "sample_weight")
-    if weights.shape != (records,):
-        raise InvalidArgument("sample_weight must have one entry for each row of X. Align them.")
-    return np.clip(np.where(np.isnan(weights), 0.0, weights) / bound, 0.0, 1.0)
 
 
 class LogisticRegression(_LinearClassifier):

@@ -14,6 +14,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     PrivateEstimator,
+    RecordWeights,
     check_one_target_per_record,
     fill_missing,
     require_declared,
@@ -63,6 +64,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         intercept_scaling: float | None = None,
         huber_threshold: float = 1.0,
         inference: bool = False,
+        max_sample_weight: float | None = None,
         neighboring_relation: str = "add_or_remove_one",
         dataset_size: int | None = None,
         steps: int = 100,
@@ -81,6 +83,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self.intercept_scaling = intercept_scaling
         self.huber_threshold = huber_threshold
         self.inference = inference
+        self.max_sample_weight = max_sample_weight
         self.neighboring_relation = neighboring_relation
         self.dataset_size = dataset_size
         self.steps = steps
@@ -93,8 +96,15 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
     def _regularization(self, design: DesignMatrix) -> float | None:
         raise NotImplementedError
 
-    def fit(self, X: Numbers, y: Numbers) -> "_LeastSquares":
-        """Fit to records X [n, d] with targets y [n]; charged first, then read."""
+    def fit(self, X: Numbers, y: Numbers, sample_weight: Numbers | None = None) -> "_LeastSquares":
+        """Fit to records X [n, d] with targets y [n]; charged first, then read.
+
+        Args:
+            X: [n, d].
+            y: [n].
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
+                weight that is no number is 0.
+        """
         self._budget()
         checks.one_of(_METHODS, method=self.method)
         norm = checks.positive(
@@ -109,6 +119,9 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         rng = self._randomness()
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         check_one_target_per_record(y, len(records))
+        counted = RecordWeights.declared(
+            sample_weight=sample_weight, max_sample_weight=self.max_sample_weight, records=len(records)
+        ).of_records
         design = DesignMatrix.declared(
             data_norm=norm,
             columns=records.shape[1],
@@ -124,6 +137,9 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         targets = scaled_targets(y, bounds, center=center, half=half)
         present = np.isfinite(targets)
         rows = design.rows(records)
+        if counted is not None and isinstance(mechanism, LeastSquaresStatistics | AdaptiveStatistics):
+            # Σ w·x·xᵀ and Σ w·x·y are the moments of √w·x and √w·y, which are no longer than x and y.
+            rows, targets = rows * np.sqrt(counted)[:, None], targets * np.sqrt(counted)
         if isinstance(mechanism, RegressionInference):
             solution, replicates = mechanism.release(rows[present], targets[present])
             weights = solution[:, None]
@@ -133,7 +149,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             added = self._regularization(design)
             weights = mechanism.weights(rows[present], targets[present], regularization=added)[:, None]
         else:
-            weights = release_weights(mechanism, rows, targets, present)
+            weights = release_weights(mechanism, rows, targets, present, counted)
         coefficients, intercepts = design.coefficients(weights)
         self.coef_ = coefficients[0] * half
         self.intercept_ = float(intercepts[0] * half + center)
@@ -180,6 +196,11 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self, design: DesignMatrix, neighboring_relation: NeighboringRelation, rng: KeyedRNG
     ) -> RegressionInference:
         epsilon, delta = self._budget()
+        if self.max_sample_weight is not None:
+            raise InvalidArgument(
+                "inference must be False with max_sample_weight, got True. The intervals are for records that all "
+                "count alike."
+            )
         if self.method != "sufficient-statistics" or not self.fit_intercept:
             raise InvalidArgument(
                 f"inference must be False for method={self.method!r}, fit_intercept={self.fit_intercept}, got True. "
@@ -230,6 +251,8 @@ class LinearRegression(_LeastSquares):
             and ``objective``.
         inference: for ``sufficient-statistics``: whether `confidence_intervals` will be asked for; a tenth of the
             budget then goes to the residual variance.
+        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
+            cut to it.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one`` (not for ``objective``).
         dataset_size: for ``dp-gd``: the public number of records, or a public guess.
         steps: for ``dp-gd``.
@@ -304,6 +327,7 @@ class Ridge(_LeastSquares):
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
         huber_threshold: float = 1.0,
+        max_sample_weight: float | None = None,
         neighboring_relation: str = "add_or_remove_one",
         dataset_size: int | None = None,
         steps: int = 100,
@@ -322,6 +346,7 @@ class Ridge(_LeastSquares):
             fit_intercept=fit_intercept,
             intercept_scaling=intercept_scaling,
             huber_threshold=huber_threshold,
+            max_sample_weight=max_sample_weight,
             neighboring_relation=neighboring_relation,
             dataset_size=dataset_size,
             steps=steps,

@@ -1,6 +1,6 @@
-"""Gaussian naive Bayes."""
+"""Gaussian naive Bayes, with categories as categories."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from sordino.estimators.base import (
     ColumnBounds,
     Labels,
     PrivateEstimator,
+    RecordWeights,
     check_one_target_per_record,
     column_bounds,
     declared_classes,
@@ -20,12 +21,16 @@ from sordino.estimators.base import (
     fill_missing,
     validate_matrix,
 )
+from sordino.estimators.hist_gradient_boosting import Feature, declared_features
 from sordino.estimators.preprocessing import BoundedMoments
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 
 __all__ = ["GaussianNB"]
+
+# No category of a one-hot group is rarer than this in a class: noise would make it 0.
+_LEAST_SHARE = 1e-3
 
 
 class GaussianNB(ClassifierMixin, PrivateEstimator):
@@ -40,8 +45,12 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         delta: δ in [0, 1); 0 for geometric and Laplace noise. Required.
         bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
         classes: all labels, at least two. Required.
+        one_hot: groups of columns of which one is set: each group is one category, and its shares in a class are the
+            noisy means of its columns. As numbers the columns would count again and again, and be far from normal.
         var_smoothing: ≥ 0; variances below this share of a column's squared half-range are raised to it. Columns that
             hardly vary in a class would otherwise decide alone, the more so the less noise there is.
+        class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or
+            from counts that were paid for; a class that is not named counts 1.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
@@ -50,7 +59,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         theta_: means [K, d].
         var_: variances [K, d].
         class_count_: noisy numbers of records [K], at least 1.
-        class_prior_: their shares [K].
+        class_prior_: their shares, by weight [K].
         classes_: the declared classes.
         guarantee_: the guarantee.
         events_: what was done to each class; the classes hold different records.
@@ -69,7 +78,9 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         delta: float | None = None,
         bounds: ColumnBounds | None = None,
         classes: Sequence[Hashable] | None = None,
+        one_hot: Sequence[Sequence[int]] | None = None,
         var_smoothing: float = 0.01,
+        class_weight: Mapping[Hashable, float] | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
         ledger: Account | Reservation | None = None,
@@ -78,7 +89,9 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         self.delta = delta
         self.bounds = bounds
         self.classes = classes
+        self.one_hot = one_hot
         self.var_smoothing = var_smoothing
+        self.class_weight = class_weight
         self.random_state = random_state
         self.reproducible = reproducible
         self.ledger = ledger
@@ -91,7 +104,15 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         rng = self._randomness()
         records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
+        weighting = RecordWeights.declared(
+            class_weight=self.class_weight,
+            classes=classes,
+            sample_weight=None,
+            max_sample_weight=None,
+            records=len(records),
+        )
         lower, upper = column_bounds(self.bounds, records.shape[1])
+        self.one_hot_groups(records.shape[1])
         records = fill_missing(records, bounds=(lower, upper))
         mechanism = BoundedMoments(budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, rng=rng)
         self._charge(mechanism.events())
@@ -102,15 +123,39 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         least = smoothing * ((upper - lower) / 2) ** 2
         self.var_ = np.stack([np.maximum(group.variances, least) for group in groups])
         self.class_count_ = np.array([group.count for group in groups])
-        self.class_prior_ = self.class_count_ / self.class_count_.sum()
+        weights = weighting.of(np.arange(len(classes)))
+        # Weights of classes change no mean or variance of a class; a class of weight 0 is as rare as can be.
+        weighted = self.class_count_ if weights is None else np.maximum(self.class_count_ * weights, 1e-300)
+        self.class_prior_ = weighted / weighted.sum()
         return self
+
+    def one_hot_groups(self, columns: int) -> list[Feature]:
+        """The declared one-hot groups."""
+        features = declared_features(
+            columns, bounds=self.bounds, categories=None, one_hot=self.one_hot, edges=None, max_bins=2
+        )
+        return [feature for feature in features if not feature.ordered]
+
+    def log_shares(self, group: Feature) -> FloatArray:
+        """Logarithms of the shares of a group's categories in each class [K, categories]."""
+        check_is_fitted(self)
+        shares = np.clip(self.theta_[:, list(group.columns)], _LEAST_SHARE, 1.0)
+        return np.log(shares / shares.sum(axis=1, keepdims=True))
 
     def _joint(self, X: Numbers) -> FloatArray:
         check_is_fitted(self)
-        records = validate_matrix(X, estimator=self, reset=False)
-        records = fill_missing(records, bounds=column_bounds(self.bounds, records.shape[1]))
-        distances = (records[:, None, :] - self.theta_) ** 2 / self.var_ + np.log(2 * np.pi * self.var_)
-        return np.log(self.class_prior_) - distances.sum(axis=2) / 2
+        given = validate_matrix(X, estimator=self, reset=False)
+        columns = given.shape[1]
+        records = fill_missing(given, bounds=column_bounds(self.bounds, columns))
+        groups = self.one_hot_groups(columns)
+        numbers = np.setdiff1d(np.arange(columns), [column for group in groups for column in group.columns])
+        means, variances = self.theta_[:, numbers], self.var_[:, numbers]
+        distances = (records[:, None, numbers] - means) ** 2 / variances + np.log(2 * np.pi * variances)
+        joint = np.log(self.class_prior_) - distances.sum(axis=2) / 2
+        for group in groups:
+            bins = group.bins_of(given)
+            joint[bins >= 0] += self.log_shares(group).T[bins[bins >= 0]]
+        return joint
 
     def predict_log_proba(self, X: Numbers) -> FloatArray:
         """Logarithms of the class probabilities [n, K]."""

@@ -22,6 +22,7 @@ from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     Labels,
     PrivateEstimator,
+    RecordWeights,
     check_one_target_per_record,
     declared_classes,
     encode_labels,
@@ -189,7 +190,7 @@ class NeuralEstimator(PrivateEstimator):
         plan: Plan,
         records: FloatArray,
         targets: npt.NDArray[np.generic],
-        present: npt.NDArray[np.bool_],
+        counted: npt.NDArray[np.generic],
         losses: RecordLoss,
         rng: KeyedRNG,
     ) -> nn.Module:
@@ -197,7 +198,7 @@ class NeuralEstimator(PrivateEstimator):
             return losses(model(x), y) * weight
 
         fraction = self.averaged_fraction
-        data = (_single(records), torch.from_numpy(targets), torch.from_numpy(present.astype(np.float32)))
+        data = (_single(records), torch.from_numpy(targets), torch.from_numpy(counted.astype(np.float32)))
         fit(
             module,
             weighted,
@@ -285,6 +286,10 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         max_grad_norm: clipping norm > 0 of a record's gradient.
         optimizer: ``sgd`` (with momentum), ``adam``, or a function (parameters) ↦ optimizer.
         learning_rate: learning rate > 0; None derives it from the plan (``sgd``) or takes 0.01 (``adam``).
+        class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or
+            from counts that were paid for; a class that is not named counts 1.
+        max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
+            cut to it.
         loss: (logits [n, K], class positions [n]) ↦ one loss a record [n]; None takes cross entropy.
         averaged_fraction: share of the last steps, in [0, 1], whose weights are averaged; 0 takes the last weights.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
@@ -327,6 +332,8 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd",
         learning_rate: float | None = None,
         loss: RecordLoss | None = None,
+        class_weight: Mapping[Hashable, float] | None = None,
+        max_sample_weight: float | None = None,
         averaged_fraction: float = 0.5,
         neighboring_relation: str = "add_or_remove_one",
         microbatch_size: int | None = None,
@@ -347,6 +354,8 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.loss = loss
+        self.class_weight = class_weight
+        self.max_sample_weight = max_sample_weight
         self.averaged_fraction = averaged_fraction
         self.neighboring_relation = neighboring_relation
         self.microbatch_size = microbatch_size
@@ -355,8 +364,16 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         self.reproducible = reproducible
         self.ledger = ledger
 
-    def fit(self, X: Numbers, y: Labels) -> "DPClassifier":
-        """Fit to records X [n, d] with labels y [n]; charged first, then read."""
+    def fit(self, X: Numbers, y: Labels, sample_weight: Numbers | None = None) -> "DPClassifier":
+        """Fit to records X [n, d] with labels y [n]; charged first, then read.
+
+        Args:
+            X: [n, d].
+            y: [n].
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
+                weight that is no number is 0. Losses are multiplied by it before gradients are clipped, so a
+                `max_grad_norm` below the usual gradient takes most of its effect.
+        """
         classes = declared_classes(self.classes)
         plan = self._plan()
         rng = self._randomness()
@@ -364,11 +381,20 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], len(classes), rng)
         check_one_target_per_record(y, len(records))
+        weighting = RecordWeights.declared(
+            class_weight=self.class_weight,
+            classes=classes,
+            sample_weight=sample_weight,
+            max_sample_weight=self.max_sample_weight,
+            records=len(records),
+        )
         self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
         found = encode_labels(y, classes.tolist())
         losses = self.loss or _cross_entropy
         present = found >= 0
-        self.module_ = self._train(module, plan, records, np.maximum(found, 0), present, losses, rng)
+        weights = weighting.of(found)
+        counted = present if weights is None else np.where(present, weights, 0.0)
+        self.module_ = self._train(module, plan, records, np.maximum(found, 0), counted, losses, rng)
         self.classes_ = classes
         return self
 
@@ -433,6 +459,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd",
         learning_rate: float | None = None,
         loss: RecordLoss | None = None,
+        max_sample_weight: float | None = None,
         averaged_fraction: float = 0.5,
         neighboring_relation: str = "add_or_remove_one",
         microbatch_size: int | None = None,
@@ -453,6 +480,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.loss = loss
+        self.max_sample_weight = max_sample_weight
         self.averaged_fraction = averaged_fraction
         self.neighboring_relation = neighboring_relation
         self.microbatch_size = microbatch_size
@@ -479,14 +507,24 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         _, self._center, self._half = self._scale()
         return super().set_learned_arrays(arrays, columns=columns)
 
-    def fit(self, X: Numbers, y: Numbers) -> "DPRegressor":
-        """Fit to records X [n, d] with targets y [n]; charged first, then read."""
+    def fit(self, X: Numbers, y: Numbers, sample_weight: Numbers | None = None) -> "DPRegressor":
+        """Fit to records X [n, d] with targets y [n]; charged first, then read.
+
+        Args:
+            X: [n, d].
+            y: [n].
+            sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
+                weight that is no number is 0. Losses are multiplied by it before gradients are clipped.
+        """
         bounds, center, half = self._scale()
         plan = self._plan()
         rng = self._randomness()
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], 1, rng)
         check_one_target_per_record(y, len(records))
+        weighting = RecordWeights.declared(
+            sample_weight=sample_weight, max_sample_weight=self.max_sample_weight, records=len(records)
+        )
         self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
         targets = scaled_targets(y, bounds, center=center, half=half)
         present = np.isfinite(targets)
@@ -496,7 +534,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
             plan,
             records,
             np.where(present, targets, 0.0).astype(np.float32),
-            present,
+            present if weighting.of_records is None else np.where(present, weighting.of_records, 0.0),
             lambda outputs, scaled: chosen(outputs.flatten(), scaled),
             rng,
         )

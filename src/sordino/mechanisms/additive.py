@@ -125,7 +125,7 @@ class KNormMechanism:
         epsilon: > 0.
         sensitivity: > 0, in the norm `norm`, under the declared relation.
         norm: 1, 2 or ``math.inf``.
-        dimension: number of entries k of every value, ≥ 1. Public.
+        dimension: number of entries k of every value, ≥ 1: its ``size``. Public: the noise grows with it.
         rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
@@ -143,7 +143,7 @@ class KNormMechanism:
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
         checks.positive(sensitivity=self.sensitivity)
-        checks.one_of((1, 2, math.inf), norm=self.norm)
+        checks.one_of((1, 2, math.inf), norm=self.norm, hint="Give a number: 2 for ℓ2, math.inf for ℓ∞.")
         checks.integer(1, dimension=self.dimension)
         checks.positive(scale=self.sensitivity / self.epsilon, hint="Rescale the value.")
 

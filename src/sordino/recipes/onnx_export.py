@@ -1,4 +1,4 @@
-"""A run's model as an ONNX file: linear models, boosting, naive Bayes, and modules made of common layers.
+"""A run's model as an ONNX file: linear models, boosting, forests, naive Bayes, modules made of common layers.
 
 The graph takes encoded features (`SavedModel.encode`) and gives what `predict` and `predict_proba` give. Estimators
 compute in double precision, as they do in Python; modules in single precision, as torch does.
@@ -18,8 +18,10 @@ from torch import nn
 from sordino import estimators
 from sordino.data import Records
 from sordino.errors import DataUnavailable, InvalidArgument, SordinoError
-from sordino.estimators.base import PrivateEstimator
+from sordino.estimators.base import PrivateEstimator, require_declared
+from sordino.estimators.hist_gradient_boosting import Feature
 from sordino.estimators.neural import RowNorm
+from sordino.mechanisms.base import checked_bounds
 from sordino.randomness import KeyedRNG
 from sordino.recipes.models import Centered, UnitNorm
 from sordino.recipes.saved_model import SavedModel
@@ -234,10 +236,15 @@ def _estimator(graph: _Graph, fitted: FittedTable, *, scaled: bool) -> tuple[str
         return joint, graph.op("Softmax", joint, axis=1)
     if isinstance(estimator, estimators.HistGradientBoostingClassifier | estimators.HistGradientBoostingRegressor):
         scores = _boosting(graph, estimator, x)
+    elif isinstance(estimator, estimators.RandomForestClassifier | estimators.RandomForestRegressor):
+        scores = _forest(graph, estimator, x)
     else:
         scores = _linear(graph, estimator, x)
     if (
-        isinstance(estimator, estimators.HistGradientBoostingRegressor | estimators.LinearRegression)
+        isinstance(
+            estimator,
+            estimators.HistGradientBoostingRegressor | estimators.RandomForestRegressor | estimators.LinearRegression,
+        )
         and not fitted.signs
     ):
         return scores, None
@@ -247,9 +254,9 @@ def _estimator(graph: _Graph, fitted: FittedTable, *, scaled: bool) -> tuple[str
 def _width(estimator: PrivateEstimator) -> int:
     """Number of scores of a record: 1 for two classes."""
     learned = estimator.learned_arrays()
-    curves = learned.get("curves_")
-    if curves is not None:
-        return int(curves.shape[1])
+    for name in ("curves_", "values_"):  # of boosting and of forests
+        if name in learned:
+            return int(learned[name].shape[-1])
     return int(np.atleast_2d(learned["coef_"]).shape[0])
 
 
@@ -270,12 +277,36 @@ def _linear(graph: _Graph, estimator: PrivateEstimator, x: str) -> str:
 
 
 def _gaussian(graph: _Graph, estimator: estimators.GaussianNB, x: str) -> str:
-    """Log prior − Σ ((x − mean)² / variance + log 2πvariance) / 2, for each class."""
-    apart = graph.op("Sub", graph.op("Unsqueeze", x, graph.whole(1)), graph.const(estimator.theta_))
-    terms = graph.op("Div", graph.op("Mul", apart, apart), graph.const(estimator.var_))
-    terms = graph.op("Add", terms, graph.const(np.log(2 * np.pi * estimator.var_)))
+    """Log prior − Σ ((x − mean)² / variance + log 2πvariance) / 2, for each class; log shares of one-hot groups."""
+    columns = estimator.theta_.shape[1]
+    groups = estimator.one_hot_groups(columns)
+    numbers = np.setdiff1d(np.arange(columns), [column for group in groups for column in group.columns])
+    means, variances = estimator.theta_[:, numbers], estimator.var_[:, numbers]
+    part = graph.op("Gather", x, graph.whole(*numbers.tolist()), axis=1)
+    apart = graph.op("Sub", graph.op("Unsqueeze", part, graph.whole(1)), graph.const(means))
+    terms = graph.op("Div", graph.op("Mul", apart, apart), graph.const(variances))
+    terms = graph.op("Add", terms, graph.const(np.log(2 * np.pi * variances)))
     half = graph.op("Mul", graph.op("ReduceSum", terms, graph.whole(2), keepdims=0), graph.const(0.5))
-    return graph.op("Sub", graph.const(np.log(estimator.class_prior_)), half)
+    joint = graph.op("Sub", graph.const(np.log(estimator.class_prior_)), half)
+    for group in groups:
+        table = estimator.log_shares(group).T
+        bins = _bin(graph, group, x, none=group.bins)  # a last row of zeros for an undeclared category
+        joint = graph.op("Add", joint, graph.op("Gather", graph.const(np.vstack([table, 0 * table[:1]])), bins, axis=0))
+    return joint
+
+
+def _bin(graph: _Graph, feature: Feature, x: str, *, none: int) -> str:
+    """The bin of each record in one feature [n]; `none` for a category that is not declared."""
+    part = graph.op("Gather", x, graph.whole(*feature.columns), axis=1)
+    if feature.edges is not None:
+        beyond = graph.op("GreaterOrEqual", part, graph.const([feature.edges[1:-1]]))
+        return graph.op("ReduceSum", graph.cast(beyond, "INT64"), graph.whole(1), keepdims=0)
+    if feature.values is not None:
+        part = graph.cast(graph.op("Equal", part, graph.const([feature.values])), "DOUBLE")
+    # The largest entry, if it is above 0.
+    place = graph.op("ArgMax", part, axis=1, keepdims=0)
+    is_set = graph.op("Greater", graph.op("ReduceMax", part, graph.whole(1), keepdims=0), graph.const(0.0))
+    return graph.op("Where", is_set, place, graph.const(none, np.int64))
 
 
 def _boosting(
@@ -288,21 +319,40 @@ def _boosting(
     for feature in estimator.features_:
         curve = estimator.curves_[start : start + feature.bins]
         start += feature.bins
-        part = graph.op("Gather", x, graph.whole(*feature.columns), axis=1)
-        if feature.edges is not None:
-            beyond = graph.op("GreaterOrEqual", part, graph.const([feature.edges[1:-1]]))
-            bins = graph.op("ReduceSum", graph.cast(beyond, "INT64"), graph.whole(1), keepdims=0)
-            added = graph.op("Gather", graph.const(curve), bins, axis=0)
-        elif feature.values is not None:
-            listed = graph.cast(graph.op("Equal", part, graph.const([feature.values])), "DOUBLE")
-            added = graph.op("MatMul", listed, graph.const(curve))
-        else:
-            # The largest entry, if it is above 0; a last row of zeros for an undeclared category.
-            place = graph.op("ArgMax", part, axis=1, keepdims=0)
-            is_set = graph.op("Greater", graph.op("ReduceMax", part, graph.whole(1), keepdims=0), graph.const(0.0))
-            bins = graph.op("Where", is_set, place, graph.const(feature.bins, np.int64))
-            added = graph.op("Gather", graph.const(np.vstack([curve, 0 * curve[:1]])), bins, axis=0)
-        total = graph.op("Add", total, added)
+        # A last row of zeros for an undeclared category.
+        bins = _bin(graph, feature, x, none=feature.bins)
+        total = graph.op("Add", total, graph.op("Gather", graph.const(np.vstack([curve, 0 * curve[:1]])), bins, axis=0))
+    return total
+
+
+def _forest(
+    graph: _Graph, estimator: estimators.RandomForestClassifier | estimators.RandomForestRegressor, x: str
+) -> str:
+    """The sum of the values of one leaf a tree, all trees going down one level at a time."""
+    trees, nodes, columns = estimator.goes_right_.shape
+    leaves, outputs = estimator.values_.shape[1:]
+    bins = [
+        graph.op("Unsqueeze", _bin(graph, feature, x, none=columns - 1), graph.whole(1))
+        for feature in estimator.features_
+    ]
+    everywhere = graph.op("Concat", *bins, axis=1)
+    features = graph.const(estimator.split_features_.ravel(), np.int64)
+    right = graph.const(estimator.goes_right_.ravel(), np.bool_)
+    first = graph.const([np.arange(trees) * nodes], np.int64)
+    zeros = graph.op("Mul", graph.op("Gather", everywhere, graph.whole(0), axis=1), graph.whole(0))
+    node = graph.op("Add", zeros, graph.const(np.zeros((1, trees)), np.int64))
+    for _ in range((nodes + 1).bit_length() - 1):
+        place = graph.op("Add", node, first)
+        bin_there = graph.op("GatherElements", everywhere, graph.op("Gather", features, place), axis=1)
+        cell = graph.op("Add", graph.op("Mul", place, graph.whole(columns)), bin_there)
+        step = graph.op("Add", graph.cast(graph.op("Gather", right, cell), "INT64"), graph.whole(1))
+        node = graph.op("Add", graph.op("Mul", node, graph.whole(2)), step)
+    leaf = graph.op("Add", node, graph.const([np.arange(trees) * leaves - nodes], np.int64))
+    found = graph.op("Gather", graph.const(estimator.values_.reshape(-1, outputs)), leaf, axis=0)
+    total = graph.op("Add", graph.op("ReduceSum", found, graph.whole(1), keepdims=0), graph.const(estimator.intercept_))
+    if isinstance(estimator, estimators.RandomForestRegressor):
+        low, high = checked_bounds(require_declared(estimator.target_bounds, name="target_bounds", meaning="its range"))
+        return graph.op("Min", graph.op("Max", total, graph.const(low)), graph.const(high))
     return total
 
 

@@ -339,7 +339,7 @@ TABULAR_METHODS: Mapping[str, TabularMethod] = {
             description="noisy moments a class",
             classifier=("GaussianNB", {}),
             regressor=None,
-            wants=("bounds", "classes"),
+            wants=("bounds", "classes", "one_hot"),
         ),
         TabularMethod(
             name="network",
@@ -353,6 +353,13 @@ TABULAR_METHODS: Mapping[str, TabularMethod] = {
             description="a curve a feature",
             classifier=("HistGradientBoostingClassifier", {}),
             regressor=("HistGradientBoostingRegressor", {}),
+            wants=("bounds", "classes", "target_bounds", "one_hot"),
+        ),
+        TabularMethod(
+            name="forest",
+            description="random trees, noisy leaves",
+            classifier=("RandomForestClassifier", {}),
+            regressor=("RandomForestRegressor", {}),
             wants=("bounds", "classes", "target_bounds", "one_hot"),
         ),
     )
