@@ -32,7 +32,7 @@ DECLARED = {
 }
 CANDIDATES = np.vstack([np.zeros(COLUMNS + 1), np.eye(COLUMNS + 1)])
 METHODS = {
-    "LogisticRegression": ("objective", "output", "dp-gd", "dp-sgd", "exponential"),
+    "LogisticRegression": ("objective", "output", "dp-gd", "dp-sgd", "exponential", "functional"),
     "LinearSVC": ("objective", "output", "dp-gd", "dp-sgd", "exponential"),
     "LinearRegression": ("sufficient-statistics", "adassp", "output", "objective", "dp-gd"),
     "Ridge": ("sufficient-statistics", "adassp", "output", "objective", "dp-gd"),
@@ -44,7 +44,7 @@ EXTRA = {
     "RandomForestClassifier": {"n_estimators": 4, "max_depth": 4},
     "RandomForestRegressor": {"n_estimators": 4, "max_depth": 4},
 }
-PURE = {"objective", "output", "exponential", "sufficient-statistics"}
+PURE = {"objective", "output", "exponential", "functional", "sufficient-statistics"}
 FREE = {"MinMaxScaler"}  # learns nothing from records
 NEURAL = {"DPClassifier", "DPRegressor"}  # no declared norm: gradients are clipped, records are not
 DESCENDING = NEURAL | {"WhitenedLogisticRegression"}  # through the training engine, whatever the method

@@ -8,6 +8,7 @@ import pytest
 from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
+from sordino.estimators import LinearSVC, LogisticRegression
 from sordino.estimators.linear_statistics import AdaptiveStatistics, LeastSquaresStatistics, cross_moment
 from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
 from sordino.estimators.perturbation import CandidateSelection, OutputPerturbation
@@ -194,3 +195,29 @@ def test_moments_of_far_away_bounds_need_no_more_noise_than_those_around_zero(de
     width = ends[1] - ends[0]
     assert (found.means - records.mean(axis=0)) / width == pytest.approx([0, 0], abs=0.02)
     assert found.variances / width**2 == pytest.approx([1 / 12] * 2, rel=0.2)
+
+
+def test_the_functional_mechanism_minimizes_the_quadratic_and_says_where_it_has_none():
+    generator = np.random.default_rng(0)
+    X = generator.uniform(-1, 1, size=(4000, 2))
+    y = (generator.random(4000) < 1 / (1 + np.exp(-2 * X[:, 0] + X[:, 1]))).astype(int)
+    given = {"epsilon": 1e4, "delta": 1e-3, "data_norm": 2.0, "classes": (0, 1), "method": "functional"}
+    model = LogisticRegression(**given, regularization=0.0).fit(X, y)
+    rows, signs = np.column_stack([X, np.ones(4000)]), 2.0 * y - 1
+    by_hand = 2 * np.linalg.solve(rows.T @ rows, rows.T @ signs)
+    assert np.append(model.coef_, model.intercept_) == pytest.approx(by_hand, abs=0.02)
+    weighted = LogisticRegression(**given, regularization=0.0, class_weight={1: 3.0}).fit(X, y)
+    heavier = np.where(y == 1, 1.0, 1 / 3)[:, None] * rows
+    expected = 2 * np.linalg.solve(rows.T @ heavier, heavier.T @ signs)
+    assert np.append(weighted.coef_, weighted.intercept_) == pytest.approx(expected, abs=0.02)
+    with pytest.raises(InvalidArgument, match="logistic loss for two classes"):
+        LogisticRegression(**(given | {"classes": (0, 1, 2)})).fit(X, y)
+    with pytest.raises(InvalidArgument, match="logistic loss for two classes"):
+        LinearSVC(**given).fit(X, y)
+
+
+def test_the_quadratic_of_the_functional_mechanism_is_the_loss_up_to_fourth_order():
+    s = np.linspace(-2, 2, 401)
+    apart = np.abs(np.logaddexp(0, -s) - (np.log(2) - s / 2 + s**2 / 8))
+    assert (apart <= s**4 / 192 + 1e-15).all()
+    assert apart.max() > 0.05

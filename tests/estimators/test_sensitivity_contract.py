@@ -33,7 +33,7 @@ DECLARED = {
     "n_estimators": 3,
 }
 ADDITIVE = {
-    "LogisticRegression": ({"method": "output"},),
+    "LogisticRegression": ({"method": "output"}, {"method": "functional", "classes": ("no", "yes")}),
     "LinearSVC": ({"method": "output"},),
     "LinearRegression": (
         {"method": "output"},

@@ -242,7 +242,8 @@ class LogisticRegression(_LinearClassifier):
         data_norm: the largest ℓ2 norm of a record, > 0, from public knowledge. Required.
         classes: all labels, at least two. Required.
         method: ``objective`` (perturbation of the objective), ``output`` (of the minimizer), ``dp-gd`` and ``dp-sgd``
-            (noisy gradient descent through the training engine), ``exponential`` (choice among `candidates`).
+            (noisy gradient descent through the training engine), ``exponential`` (choice among `candidates`),
+            ``functional`` (two classes: a quadratic in place of the loss, with noisy coefficients).
         regularization: λ > 0 of (λ/2)‖W‖² added to the *sum* of losses, for records scaled to norm 1; None: the
             method's own. With weights it is added to the sum of losses weighted by weight / largest weight.
         class_weight: None, or how much a record of each class counts, {class: weight ≥ 0}, from public knowledge or

@@ -15,6 +15,7 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.estimators.base import clip_rows
+from sordino.estimators.linear_statistics import FunctionalMechanism, LeastSquaresStatistics
 from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, SmoothMargin, Softmax, WeightedLoss
 from sordino.estimators.perturbation import (
     CandidateSelection,
@@ -23,6 +24,7 @@ from sordino.estimators.perturbation import (
     min_regularization,
 )
 from sordino.events import Event
+from sordino.mechanisms import make_budget
 from sordino.mechanisms.base import FloatArray, Numbers, to_float_array
 from sordino.randomness import KeyedRNG
 from sordino.training.averaging import TailWeightAverage
@@ -206,10 +208,12 @@ def _huber_hinge(short: Tensor, width: float) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-ConvexMechanism: TypeAlias = ObjectivePerturbation | OutputPerturbation | DPGradientDescent | CandidateSelection
+ConvexMechanism: TypeAlias = (
+    ObjectivePerturbation | OutputPerturbation | DPGradientDescent | CandidateSelection | FunctionalMechanism
+)
 
 _SHRINKAGE = 0.15
-METHODS = ("objective", "output", "dp-gd", "dp-sgd", "exponential")
+METHODS = ("objective", "output", "dp-gd", "dp-sgd", "exponential", "functional")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +272,8 @@ class ConvexFit:
                     neighboring_relation=self.neighboring_relation,
                     rng=self.rng,
                 )
+            case "functional":
+                return self._functional()
             case _:
                 return self._descent()
 
@@ -299,6 +305,20 @@ class ConvexFit:
             dimension=self.dimension,
             rng=self.rng,
         )
+
+    def _functional(self) -> FunctionalMechanism:
+        if not isinstance(self.loss, Logistic):
+            raise InvalidArgument(
+                "method must be another one than 'functional' for this loss, got 'functional': its polynomial is that "
+                "of the logistic loss for two classes. Use method='objective'."
+            )
+        statistics = LeastSquaresStatistics(
+            budget=make_budget(epsilon=self.epsilon, delta=self.delta),
+            dimension=self.dimension,
+            neighboring_relation=self.neighboring_relation,
+            rng=self.rng,
+        )
+        return FunctionalMechanism(statistics=statistics, regularization=self.regularization)
 
     def _descent(self) -> DPGradientDescent:
         if self.settings is None:
@@ -336,6 +356,10 @@ def release_weights(
     if isinstance(mechanism, DPGradientDescent):
         counted = present if weights is None else np.where(present, weights, 0.0)
         return mechanism.release(rows, np.where(present, targets, 0.0), counted)
+    if isinstance(mechanism, FunctionalMechanism):
+        # Σ w·x·xᵀ and Σ w·x·t are the moments of √w·x and √w·t, which are no longer than x and t.
+        roots = np.ones(int(present.sum())) if weights is None else np.sqrt(weights[present])
+        return mechanism.release(rows[present] * roots[:, None], targets[present] * roots)
     if weights is not None:
         mechanism = replace(mechanism, loss=WeightedLoss(loss=mechanism.loss, weights=weights[present]))
     return mechanism.release(rows[present], targets[present])

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.estimators.losses import Logistic
-from sordino.events import Event
+from sordino.events import Event, compose
 from sordino.mechanisms import (
     DiscreteLaplaceMechanism,
     GridGaussianMechanism,
@@ -33,6 +33,7 @@ from sordino.randomness import KeyedRNG, RandomStream
 __all__ = [
     "AdaptiveStatistics",
     "CurvatureInference",
+    "FunctionalMechanism",
     "LeastSquaresStatistics",
     "RegressionInference",
     "cross_moment",
@@ -139,6 +140,37 @@ class LeastSquaresStatistics:
         # Half of the noise's largest eigenvalue: more biases directions that are well seen, less lets noise through.
         added = max(regularization or 0.0, _NOISE_SHARE * self.spectral_noise)
         return vectors @ ((vectors.T @ cross) / (np.maximum(values, 0.0) + added))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionalMechanism:
+    """Logistic regression by the functional mechanism: the loss is a polynomial, and its coefficients are noisy.
+
+    At 0 the loss log(1 + e^{−t·s}) is log 2 − t·s/2 + s²/8 up to third order, so the sum over records is a quadratic
+    whose coefficients are AᵀA and Aᵀt; its minimizer is 2(AᵀA + 4λ)⁻¹Aᵀt. It is shrunk where scores are large.
+
+    Guarantee: that of `statistics`: one release spends its budget.
+
+    Args:
+        statistics: for rows of norm ≤ 1 and targets ±1.
+        regularization: λ ≥ 0 of (λ/2)‖w‖², or None for what noise needs.
+
+    References:
+        Zhang, Zhang, Xiao, Yang, Winslett 2012, "Functional mechanism: regression analysis under differential privacy";
+        docs/proofs/functional-mechanism.md.
+    """
+
+    statistics: LeastSquaresStatistics
+    regularization: float | None = None
+
+    def event(self) -> Event:
+        """The event of one release."""
+        return compose(self.statistics.events())
+
+    def release(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
+        """Weights [p, 1]."""
+        added = None if self.regularization is None else 4.0 * checks.non_negative(regularization=self.regularization)
+        return 2.0 * self.statistics.weights(rows, targets, regularization=added)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
