@@ -82,7 +82,7 @@ PROBES: dict[str, dict[str, tuple[str, ...]]] = {
         "JAX-Privacy": ("jax_privacy.sharding_utils",),
     },
     "models of JAX or Keras": {
-        "JAX-Privacy": ("jax_privacy.keras_api",),
+        "JAX-Privacy": ("jax_privacy.keras_api", "jax_privacy.clipped_grad"),
         "TF-Privacy": ("tensorflow_privacy.DPSequential",),
     },
     "own kernels for language models on graphics cards": {"opake": ("opake.patches",)},
