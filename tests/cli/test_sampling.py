@@ -22,8 +22,9 @@ LINES = {
     "balls_in_bins": "",
     "shuffled": REPLACE,
 }
-# Batches drawn with replacement take seconds to account for.
-EACH = [pytest.param(name, marks=pytest.mark.slow) if name == "with_replacement" else name for name in SAMPLERS]
+# Two samplers take seconds to calibrate for.
+HEAVY = ("with_replacement", "balls_in_bins")
+EACH = [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in SAMPLERS]
 KINDS = {
     "without_replacement": "sampled_without_replacement",
     "with_replacement": "sampled_with_replacement",

@@ -442,12 +442,12 @@ class RunFolder:
     @property
     def plan(self) -> dict[str, object]:
         """The plan, as it was written."""
-        return parse_json((self.path / "plan.json").read_text(), "plan.json")
+        return parse_json((self.path / "plan.json").read_bytes(), "plan.json")
 
     @property
     def meta(self) -> dict[str, object]:
         """What was said about the run when it began."""
-        return parse_json((self.path / "run.json").read_text(), "run.json")
+        return parse_json((self.path / "run.json").read_bytes(), "run.json")
 
     @property
     def environment(self) -> dict[str, object]:
@@ -586,7 +586,7 @@ class RunFolder:
 
     def _optional(self, name: str) -> dict[str, object]:
         file = self.path / name
-        return parse_json(file.read_text(), name) if file.is_file() else {}
+        return parse_json(file.read_bytes(), name) if file.is_file() else {}
 
 
 def _follower(path: Path) -> TranscriptReader:

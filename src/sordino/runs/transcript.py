@@ -67,10 +67,13 @@ def decode_number(value: object) -> float | None:
     return float(value)
 
 
-def parse_json(text: str, name: str) -> dict[str, object]:
-    """The JSON object in `text`; `name` says in an error which file it was."""
+def parse_json(text: str | bytes, name: str) -> dict[str, object]:
+    """The JSON object in `text`, in UTF-8 if it is bytes; `name` says in an error which file it was."""
     try:
-        body = json.loads(text)
+        body = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except (UnicodeDecodeError, RecursionError) as error:
+        kind = "bytes that are no UTF-8" if isinstance(error, UnicodeDecodeError) else "too many brackets"
+        raise InvalidArgument(f"{name} must be JSON, got {kind}. Check the file.") from error
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"{name} must be JSON, got text that fails at {error.pos}. Check the file.") from error
     if not isinstance(body, dict):
@@ -282,7 +285,7 @@ class TranscriptReader:
         """
         where = f"line {self.lines + 1} of transcript.jsonl"
         try:
-            body = parse_json(raw.decode(), where)
+            body = parse_json(raw, where)
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"{where} must be JSON, got other bytes. The run folder was changed.") from error
         needed, optional = (_SEGMENT, _OPTIONAL_OF_SEGMENT) if "segment" in body else (_LINE, _OPTIONAL)
