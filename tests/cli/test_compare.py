@@ -111,7 +111,7 @@ def test_private_records_are_never_compared_on_a_grid_or_without_public_test_rec
     [
         (["--epsilon", "many"], "epsilon must be numbers"),
         (["--epsilon", "0"], "epsilon must be"),
-        (["--epsilon", "1", "--methods", "forest"], "methods must be one of"),
+        (["--epsilon", "1", "--methods", "thicket"], "methods must be one of"),
         (["--epsilon", "1", "--methods", "svm,svm"], "each once"),
         (["--epsilon", "1", "--plot", "a.pdf"], "must end in .png or .svg"),
         (["--epsilon", "1", "--target", "job"], "target must be 'income' or one of the numeric columns age"),
