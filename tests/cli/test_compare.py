@@ -224,7 +224,7 @@ def test_a_refused_estimator_leaves_no_folder_and_settings_by_hand_are_for_modul
         (["--model", "objective", "--checkpoint-every", "3"], "checkpoints must be left out"),
         (["--model", "svm", "--target", "age"], "model must suit the table"),
         (["--model", "objective", "--delta", "0.5"], "delta must be below"),
-        (["--model", "forest"], "model must be one of logistic"),
+        (["--model", "thicket"], "model must be one of logistic"),
     ):
         result = call(*start, *arguments)
         assert result.exit_code == 2, result.output
