@@ -284,10 +284,7 @@ class TranscriptReader:
             SordinoError: it is not a line of a transcript, or does not continue this one.
         """
         where = f"line {self.lines + 1} of transcript.jsonl"
-        try:
-            body = parse_json(raw, where)
-        except UnicodeDecodeError as error:
-            raise InvalidArgument(f"{where} must be JSON, got other bytes. The run folder was changed.") from error
+        body = parse_json(raw, where)
         needed, optional = (_SEGMENT, _OPTIONAL_OF_SEGMENT) if "segment" in body else (_LINE, _OPTIONAL)
         if not needed <= body.keys() <= needed | optional:
             raise InvalidArgument(
