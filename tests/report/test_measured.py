@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from reported_runs import make
 from sordino.errors import InvalidArgument
-from sordino.report import build_report, compute_label_utility, compute_utility, render_markdown
+from sordino.report import build_report, compute_label_utility, compute_utility, render_html, render_markdown
 from sordino.report.utility import read_utility
 
 
@@ -107,3 +107,14 @@ def test_records_of_each_label_go_by_its_name(tmp_path, labels, said):
     report = build_report(run)
     assert ("records of each label", said) in report.utility.figures
     assert said in render_markdown(report)
+
+
+def test_a_run_without_noisy_steps_has_no_laboratory_and_no_steps_of_training(tmp_path):
+    steps = build_report(make(tmp_path / "steps"))
+    assert "<h2>Laboratory" in render_html(steps)
+    assert "Every step of training" in [remark.title for remark in steps.covered]
+    stages = steps.model_copy(
+        update={"mechanism": steps.mechanism.model_copy(update={"noise_multiplier": "not applicable"})}
+    )
+    assert "<h2>Laboratory" not in render_html(stages)
+    assert "laboratory" not in render_html(stages).lower()

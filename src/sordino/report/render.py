@@ -285,7 +285,7 @@ def _subgroup_charts(report: Report) -> list[tuple[str, str]]:
 def _laboratory_start(report: Report) -> dict[str, float]:
     """Where the laboratory's sliders begin: the run's settings, as far as they are numbers; nothing for no steps."""
     mechanism = report.mechanism
-    if mechanism.noise_multiplier is None:
+    if mechanism.noise_multiplier in (None, "not applicable"):
         return {}
     settings = {
         "rate": mechanism.sample_rate,
