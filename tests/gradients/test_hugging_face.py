@@ -294,6 +294,7 @@ def test_a_compiled_model_is_exact(how):
     )
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.slow
 def test_a_compiled_wrapper_made_private_is_exact():
     torch.compiler.reset()
