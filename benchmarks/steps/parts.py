@@ -6,7 +6,7 @@ The model is so small that all of it is Python: logistic regression with 8 input
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import Plan, PrivacyEngine, fit
 from sordino.training import PrivateStep
-from sordino.training.fit import _FitLoop
+from sordino.training.fit import _FitLoop  # pyright: ignore[reportPrivateUsage]
 
 __all__ = ["PAGE", "measure_parts", "table_of_parts", "write_parts"]
 
@@ -59,7 +59,7 @@ def measure_parts(steps: int) -> dict[str, dict[str, float]]:
 
 
 def _loop(
-    iter_batches: DataLoader[object],
+    iter_batches: Iterable[object],
     steps: int,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
@@ -74,7 +74,7 @@ def _loop(
             batch = next(batches, None)
             if batch is None:
                 break
-            inputs, targets = batch  # pyright: ignore[reportGeneralTypeIssues]
+            inputs, targets = batch
             marks.append(_now())
             optimizer.zero_grad()
             marks.append(_now())

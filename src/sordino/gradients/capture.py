@@ -10,6 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -497,11 +498,13 @@ class _Reading:
         self._calls.suspended += 1
         self._calls.readers += 1
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, place: TracebackType | None
+    ) -> None:
         self._calls.suspended -= 1
         self._calls.readers -= 1
         if self._precision is not None:
-            self._precision.__exit__(*raised)
+            self._precision.__exit__(kind, raised, place)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
