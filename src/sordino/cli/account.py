@@ -14,25 +14,29 @@ from sordino.cli.console import JsonOption, epsilon_text, exact_text, heading, k
 from sordino.cli.options import call
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 
-__all__ = ["account"]
+__all__ = ["account_command"]
 
 
-def account(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder: account what it did.")] = None,
+def account_command(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Run folder whose transcript is accounted.")
+    ] = None,
     sample_rate: Annotated[
-        float | None, typer.Option(help="Probability, above 0 up to 1, that a record joins a batch.")
+        float | None, typer.Option(help="Probability in (0, 1] that a record is in a batch.")
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise standard deviation over the sensitivity under --neighboring-relation.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
-    event: Annotated[str | None, typer.Option(help="An event as JSON, or a file that holds one.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ, in (0, 1). A run folder brings its own.")] = None,
+    event: Annotated[str | None, typer.Option(help="Privacy event as JSON, or a file with one.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ in (0, 1). Default for a run folder: its own.")] = None,
     neighboring_relation: Annotated[
-        NeighboringRelation | None, typer.Option(help="Which datasets count as neighbors.")
+        NeighboringRelation | None, typer.Option(help="Neighboring relation of datasets.")
     ] = None,
-    privacy_unit: Annotated[PrivacyUnit | None, typer.Option(help="Whose contribution is protected.")] = None,
-    all: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,
+    privacy_unit: Annotated[
+        PrivacyUnit | None, typer.Option(help="Privacy unit: whose contribution is protected.")
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Include the slow accountants.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png|svg", help="Draw ε over steps and the trade-off curve.")
     ] = None,

@@ -9,25 +9,25 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sordino.cli.account import account
-from sordino.cli.attack import attack, diagnose
+from sordino.cli.account import account_command
+from sordino.cli.attack import attack_command, diagnose_command
 from sordino.cli.audit import audit
-from sordino.cli.compare import compare
+from sordino.cli.compare import compare_command
 from sordino.cli.console import print_error
 from sordino.cli.data import data
-from sordino.cli.describe import describe
-from sordino.cli.documentation import explain, learn
-from sordino.cli.federate import federate
+from sordino.cli.describe import describe_command
+from sordino.cli.documentation import explain_command, learn_command
+from sordino.cli.federate import federate_command
 from sordino.cli.ledger import ledger
-from sordino.cli.plan import plan
-from sordino.cli.predict import export, predict
-from sordino.cli.recipes import recipes
-from sordino.cli.report import report
-from sordino.cli.runs import runs, verify
+from sordino.cli.plan import plan_command
+from sordino.cli.predict import export_command, predict_command
+from sordino.cli.recipes import recipes_command
+from sordino.cli.report import report_command
+from sordino.cli.runs import runs, verify_command
 from sordino.cli.schema import schema
-from sordino.cli.synthesize import synthesize
-from sordino.cli.train import demo, train
-from sordino.cli.tune import tune
+from sordino.cli.synthesize import synthesize_command
+from sordino.cli.train import demo_command, train_command
+from sordino.cli.tune import tune_command
 from sordino.commands.processes import check_single_process_command, is_rank_zero
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
@@ -154,24 +154,24 @@ def options(
     check_single_process_command(ctx.invoked_subcommand)
 
 
-app.command()(demo)
-app.command()(train)
-app.command()(tune)
-app.command()(compare)
-app.command()(federate)
-app.command()(describe)
-app.command()(synthesize)
-app.command()(plan)
-app.command()(account)
-app.command()(recipes)
-app.command()(predict)
-app.command()(export)
-app.command()(report)
-app.command()(verify)
-app.command()(learn)
-app.command()(attack)
-app.command()(diagnose)
-app.command()(explain)
+app.command("demo")(demo_command)
+app.command("train")(train_command)
+app.command("tune")(tune_command)
+app.command("compare")(compare_command)
+app.command("federate")(federate_command)
+app.command("describe")(describe_command)
+app.command("synthesize")(synthesize_command)
+app.command("plan")(plan_command)
+app.command("account")(account_command)
+app.command("recipes")(recipes_command)
+app.command("predict")(predict_command)
+app.command("export")(export_command)
+app.command("report")(report_command)
+app.command("verify")(verify_command)
+app.command("learn")(learn_command)
+app.command("attack")(attack_command)
+app.command("diagnose")(diagnose_command)
+app.command("explain")(explain_command)
 app.add_typer(audit, name="audit")
 app.add_typer(data, name="data")
 app.add_typer(schema, name="schema")

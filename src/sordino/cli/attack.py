@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sordino.research import SubgroupGap, TangentKernel
     from sordino.runs import Metric
 
-__all__ = ["attack", "diagnose"]
+__all__ = ["attack_command", "diagnose_command"]
 
 
 _PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them with the data."
@@ -28,23 +28,27 @@ _SHOWN_SLICES = 5
 _MARK = {True: "yes", False: "no"}
 
 
-def attack(
-    run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
+def attack_command(
+    run: Annotated[Path, typer.Argument(help="Run folder with a model.")],
     data: Annotated[
-        str | None, typer.Option(help="The records of the run: a name, or a file; as the run says.")
+        str | None, typer.Option(help="Training records of the run, a name or a file. Default: the run's own.")
     ] = None,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="Schema file that declares your table's columns.")] = None,
     test: Annotated[
-        Path | None, typer.Option(help="A file of records that were NOT trained on, of the same form.")
+        Path | None, typer.Option(help="File with records that were NOT in training, with the same columns.")
     ] = None,
     data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="Declare both files public: the results may be shown.")
+        bool, typer.Option("--data-is-public", help="Declare both files public; the results may be released.")
     ] = False,
     model: Annotated[str, typer.Option(help="module:factory, for a model of your own.")] = "",
-    references: Annotated[int, typer.Option(help="Reference models, even; 0 makes only attacks without any.")] = 8,
-    members: Annotated[int, typer.Option(help="Members to attack, and as many others; the first of each.")] = 2000,
+    references: Annotated[
+        int, typer.Option(help="Number of reference models, even; 0 runs only attacks without them.")
+    ] = 8,
+    members: Annotated[
+        int, typer.Option(help="Number of members to attack, and of non-members; the first of each.")
+    ] = 2000,
     out: Annotated[
-        Path | None, typer.Option(help="Where attack.json and attack.png go; attacks/NAME if not given.")
+        Path | None, typer.Option(help="Folder for attack.json and attack.png. Default: attacks/NAME.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,22 +119,24 @@ def _slices(report: "MembershipReport") -> RenderableType:
     return table
 
 
-def diagnose(
-    run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
+def diagnose_command(
+    run: Annotated[Path, typer.Argument(help="Run folder with a model.")],
     data: Annotated[
-        str | None, typer.Option(help="The records of the run: a name, or a file; as the run says.")
+        str | None, typer.Option(help="Training records of the run, a name or a file. Default: the run's own.")
     ] = None,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
-    test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form; all is measured on it.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="Schema file that declares your table's columns.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="PUBLIC file with the same columns; all figures are measured on it.")
+    ] = None,
     data_is_public: Annotated[
         bool,
         typer.Option(
-            "--data-is-public", help="Declare the training records public: a non-private baseline may be trained."
+            "--data-is-public", help="Declare the training records public; a non-private baseline is trained."
         ),
     ] = False,
     model: Annotated[str, typer.Option(help="module:factory, for a model of your own.")] = "",
-    records: Annotated[int, typer.Option(help="Test records in the tangent kernel.")] = 16,
-    steps: Annotated[int, typer.Option(help="Steps of training with noise alone, clipping alone, both, neither.")] = 40,
+    records: Annotated[int, typer.Option(help="Number of test records in the tangent kernel.")] = 16,
+    steps: Annotated[int, typer.Option(help="Steps of training with noise only, clipping only, both, neither.")] = 40,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:

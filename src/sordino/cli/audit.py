@@ -39,24 +39,26 @@ audit = typer.Typer(
 @audit.command(_DEFAULT)
 def training(
     target: Annotated[
-        str, typer.Argument(metavar="RUN|DATA", help="A run folder, or data as for `sordino train` with --epsilon.")
+        str, typer.Argument(metavar="RUN|DATA", help="Run folder, or data as for `sordino train` with --epsilon.")
     ],
-    epsilon: Annotated[float | None, typer.Option(help="For DATA: the ε that is claimed.")] = None,
-    delta: Annotated[float | None, typer.Option(help="For DATA: δ; 1e-5 or less if not given.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="For DATA: stated ε.")] = None,
+    delta: Annotated[float | None, typer.Option(help="For DATA: δ. Default: 1e-5 or less.")] = None,
     model: Annotated[str, typer.Option(help="For DATA: logistic, mlp or cnn.")] = "logistic",
-    label: Annotated[str | None, typer.Option("--target", help="For a file: the column to predict.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="For a file: its declared schema.")] = None,
+    label: Annotated[str | None, typer.Option("--target", help="For a file: column to predict.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="For a file: its schema file.")] = None,
     public_schema_from: Annotated[
-        Path | None, typer.Option(help="For a file: a PUBLIC sample to take the schema from.")
+        Path | None, typer.Option(help="For a file: PUBLIC sample to infer the schema from.")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="For a run: the data it was trained on, if not found by name.")
+    data: Annotated[str | None, typer.Option(help="For a run: its training data, if not found by name.")] = None,
+    canaries: Annotated[str, typer.Option(help="Kind of canaries: gradients, mislabeled or random.")] = "gradients",
+    count: Annotated[int, typer.Option(help="Number of canaries.")] = 1000,
+    attacker: Annotated[
+        str, typer.Option(help="Attacker: white-box sees every step, black-box the final model.")
+    ] = "white-box",
+    confidence: Annotated[float, typer.Option(help="Confidence level of the bound.")] = 0.95,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture file, .png or .svg. Default for a run: its audit.png.")
     ] = None,
-    canaries: Annotated[str, typer.Option(help="gradients, mislabeled or random.")] = "gradients",
-    count: Annotated[int, typer.Option(help="How many canaries.")] = 1000,
-    attacker: Annotated[str, typer.Option(help="white-box sees every step, black-box the final model.")] = "white-box",
-    confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
-    plot: Annotated[Path | None, typer.Option(help="A PNG or SVG; a run's goes to its audit.png.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train once with canaries, attack, and show ε from below. Exit code 1 when the claim is rejected."""
@@ -94,7 +96,8 @@ def replay_command(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:CASE]", help="An object with pipeline, data and neighbors; all paths if left out."
+            metavar="[MODULE:CASE]",
+            help="MODULE:OBJECT with pipeline, data and neighbors. Default: all built-in pipelines.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -118,10 +121,13 @@ def replay_command(
 @audit.command()
 def conformance(
     path: Annotated[
-        list[str] | None, typer.Option(help="A path of the library, or MODULE:OBJECT of another; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Training path of sordino, or MODULE:OBJECT of another library; may be repeated."),
     ] = None,
-    only: Annotated[str, typer.Option(help="A part of the names of the cases wanted.")] = "",
-    every_path: Annotated[bool, typer.Option("--every-path", help="All paths, the compiled one too: minutes.")] = False,
+    only: Annotated[str, typer.Option(help="Run only cases whose name contains this text.")] = "",
+    every_path: Annotated[
+        bool, typer.Option("--every-path", help="Run all training paths, including the compiled one; takes minutes.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Try every case on which training libraries are known to be wrong. Exit code 1 when one fails."""

@@ -15,20 +15,22 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     from sordino.commands import MethodComparison
 
-__all__ = ["compare"]
+__all__ = ["compare_command"]
 
 
 @with_table_options
-def compare(
+def compare_command(
     data: DataArgument,
-    more: Annotated[list[str] | None, typer.Argument(metavar="[E ...]", help="Further ε.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[E ...]", help="Further values of ε.")] = None,
     epsilon: Annotated[
-        list[str] | None, typer.Option(help="ε of each fit; several on public data, one on private data.")
+        list[str] | None, typer.Option(help="ε of each fit; several values on public data, one on private data.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="δ, as for train.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Names with commas between; all that fit if not given.")] = None,
-    repeats: Annotated[int, typer.Option(help="Fits of each method at each ε, on public data.")] = 1,
-    plot: Annotated[Path | None, typer.Option(help="The picture, .png or .svg; compare-NAME.png if not given.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Method names, separated by commas. Default: all that support the table.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Number of fits per method and ε, on public data.")] = 1,
+    plot: Annotated[Path | None, typer.Option(help="Picture file, .png or .svg. Default: compare-NAME.png.")] = None,
     ledger: LedgerOption = None,
     dataset_name: DatasetNameOption = None,
     dry_run: DryRunOption = False,

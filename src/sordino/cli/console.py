@@ -38,7 +38,8 @@ def _remember(ctx: typer.Context, value: bool) -> bool:
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", callback=_remember, help="One JSON document on stdout, everything else on stderr.")
+    bool,
+    typer.Option("--json", callback=_remember, help="Print one JSON document on stdout, everything else on stderr."),
 ]
 
 

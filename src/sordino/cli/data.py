@@ -14,7 +14,7 @@ from sordino.cli.options import call
 __all__ = ["data"]
 
 data = typer.Typer(help="The named public datasets: which there are, what they hold, where they lie.")
-NameArgument = Annotated[str, typer.Argument(help="A name from `sordino data list`.")]
+NameArgument = Annotated[str, typer.Argument(help="Name from `sordino data list`.")]
 
 
 @data.command("list")

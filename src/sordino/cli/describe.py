@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from sordino.commands import DescribedTable
     from sordino.description import CategorySummary, CrossTable, Estimate, NumericSummary
 
-__all__ = ["describe"]
+__all__ = ["describe_command"]
 
 _SHOWN, _BAR, _NAME = 12, 16, 28
 
 
-def describe(
+def describe_command(
     data: TableArgument,
     epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
     delta: Annotated[
@@ -45,16 +45,18 @@ def describe(
     public_schema_from: PublicSchemaOption = None,
     target: LabelOption = None,
     target_bounds: TargetBoundsOption = None,
-    quantiles: Annotated[str, typer.Option(help="Levels with commas between.")] = "0.25,0.5,0.75",
-    bins: Annotated[int, typer.Option(help="Equal parts of a numeric column's histogram.")] = 10,
+    quantiles: Annotated[str, typer.Option(help="Quantile levels, separated by commas.")] = "0.25,0.5,0.75",
+    bins: Annotated[int, typer.Option(help="Number of equal bins of a numeric column.")] = 10,
     cross: Annotated[
         list[str] | None,
-        typer.Option(help="A cross table COLUMN:COLUMN; repeat it, or give none. Default: categories by target."),
+        typer.Option(
+            help="Cross table COLUMN:COLUMN, may be repeated; `none` for none. Default: categories by target."
+        ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of each interval by itself.")] = 0.95,
-    out: Annotated[Path | None, typer.Option(help="Also write everything to a new .json file.")] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence level of each interval.")] = 0.95,
+    out: Annotated[Path | None, typer.Option(help="Also write the result to a new .json file.")] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="The run folder; runs/describe-NAME-DATE-NUMBER if not given.")
+        Path | None, typer.Option("--run", help="Run folder to create. Default: runs/describe-NAME-DATE-NUMBER.")
     ] = None,
     seed: SeedOption = None,
     reproducible: ReproducibleOption = False,

@@ -11,12 +11,12 @@ from sordino.cli.console import JsonOption, heading, key_value_table
 from sordino.cli.options import call
 from sordino.commands.documentation import DocumentationIndex
 
-__all__ = ["explain", "learn"]
+__all__ = ["explain_command", "learn_command"]
 
 
-def explain(
+def explain_command(
     name: Annotated[
-        str, typer.Argument(help="An error (CoupledRecords), a section (coupled-records) or a page (tuning).")
+        str, typer.Argument(help="Name of an error (CoupledRecords), a section (coupled-records) or a page (tuning).")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -33,9 +33,9 @@ def explain(
     output.print_result(found.to_dict(), heading(found.title, found.address), Markdown(found.text))
 
 
-def learn(
-    lesson: Annotated[str | None, typer.Argument(help="A lesson; all are listed if none is named.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the notebook; LESSON.ipynb if not given.")] = None,
+def learn_command(
+    lesson: Annotated[str | None, typer.Argument(help="Name of a lesson. Default: list all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Notebook to write. Default: LESSON.ipynb.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a lesson of the course as a notebook, with exercises that check your answers."""

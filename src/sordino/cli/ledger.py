@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["ledger"]
 
 ledger = typer.Typer(help="Who spent what on which dataset, and what is left.", no_args_is_help=True)
-PlaceArgument = Annotated[str, typer.Argument(metavar="LEDGER", help="A file, or postgresql://user@host/database.")]
-NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="The name under which the dataset is declared.")]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="LEDGER", help="Ledger: a file, or postgresql://user@host/database.")
+]
+NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the dataset in the ledger.")]
 _BAR, _SHORT_BAR = 40, 16
 
 
@@ -38,17 +40,22 @@ def init(place: PlaceArgument, as_json: JsonOption = False) -> None:
 def declare(
     place: PlaceArgument,
     name: NameArgument,
-    epsilon: Annotated[float, typer.Option(help="ε of all that will ever be charged, together.")],
-    delta: Annotated[float, typer.Option(help="δ, below 1 / number of records; 0 for pure events.")],
+    epsilon: Annotated[float, typer.Option(help="Total ε of all charges.")],
+    delta: Annotated[float, typer.Option(help="Total δ, below 1 / number of records; 0 for pure events.")],
     neighboring_relation: Annotated[
-        NeighboringRelation, typer.Option(help="Which datasets count as neighbors.")
+        NeighboringRelation, typer.Option(help="Neighboring relation of datasets.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.RECORD,
+    privacy_unit: Annotated[
+        PrivacyUnit, typer.Option(help="Privacy unit: whose contribution is protected.")
+    ] = PrivacyUnit.RECORD,
     policy: Annotated[
-        str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge.")
+        str,
+        typer.Option(
+            help="Accounting policy. renyi, zcdp: charges chosen adaptively. pld: all reserved before the first charge."
+        ),
     ] = "renyi",
-    change: Annotated[bool, typer.Option("--change", help="Change the budget that is there.")] = False,
-    note: Annotated[str, typer.Option(help="Kept with the line.")] = "",
+    change: Annotated[bool, typer.Option("--change", help="Change an existing budget.")] = False,
+    note: Annotated[str, typer.Option(help="Note stored with the entry.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Declare the budget of a dataset, or change it. Both are lines of the ledger."""
@@ -59,7 +66,9 @@ def declare(
 @ledger.command("show")
 def show(
     place: PlaceArgument,
-    name: Annotated[str | None, typer.Argument(metavar="[DATASET]", help="All of them when not given.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[DATASET]", help="Dataset name. Default: all datasets.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what was spent and what is left."""
@@ -76,12 +85,16 @@ def show(
 def charge(
     place: PlaceArgument,
     name: NameArgument,
-    event: Annotated[str, typer.Option(help="An event as JSON, or a file that holds one.")],
-    neighboring_relation: Annotated[NeighboringRelation | None, typer.Option(help="For which the event holds.")] = None,
-    privacy_unit: Annotated[PrivacyUnit | None, typer.Option(help="For which the event holds.")] = None,
-    note: Annotated[str, typer.Option(help="What for. No values of records: it is kept for ever.")] = "",
+    event: Annotated[str, typer.Option(help="Privacy event as JSON, or a file with one.")],
+    neighboring_relation: Annotated[
+        NeighboringRelation | None, typer.Option(help="Relation or unit for which the event holds.")
+    ] = None,
+    privacy_unit: Annotated[
+        PrivacyUnit | None, typer.Option(help="Relation or unit for which the event holds.")
+    ] = None,
+    note: Annotated[str, typer.Option(help="Note stored permanently with the entry; no values of records.")] = "",
     run: Annotated[str, typer.Option(help="Name of the run.")] = "",
-    reservation: Annotated[str | None, typer.Option(help="Draw from this reservation.")] = None,
+    reservation: Annotated[str | None, typer.Option(help="Charge to this reservation.")] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -99,9 +112,9 @@ def history(place: PlaceArgument, name: NameArgument, as_json: JsonOption = Fals
 
 
 @ledger.command("export")
-def export(
+def export_ledger(
     place: PlaceArgument,
-    out: Annotated[Path | None, typer.Option(help="Where to; standard output if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """All accounts with all their lines and the digests of the chain, as one JSON document."""
@@ -119,9 +132,11 @@ def release(
     place: PlaceArgument,
     name: NameArgument,
     reservation: Annotated[
-        str | None, typer.Argument(metavar="[RESERVATION]", help="Its name, from `sordino ledger show`.")
+        str | None, typer.Argument(metavar="[RESERVATION]", help="Name of the reservation, from `sordino ledger show`.")
     ] = None,
-    all: Annotated[bool, typer.Option("--all", help="All that are open. Only when nothing runs.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Release all open reservations; only if no run is active.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give back what a run reserved and never drew, after a crash. What was drawn stays charged."""
@@ -135,7 +150,7 @@ def verify_ledger(
     place: PlaceArgument,
     head: Annotated[
         list[str] | None,
-        typer.Option(metavar="DATASET=SEQ:DIGEST", help="A head that an earlier `ledger verify` printed."),
+        typer.Option(metavar="DATASET=SEQ:DIGEST", help="Head printed by an earlier `ledger verify`."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -43,46 +43,49 @@ __all__ = [
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
-DataArgument = Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")]
+DataArgument = Annotated[str, typer.Argument(metavar="DATA", help="Name from `sordino data list`, or a file.")]
 TableArgument = Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")]
-LabelOption = Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")]
-TargetOption = Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")]
-SchemaOption = Annotated[Path | None, typer.Option(help="The declared schema of your file.")]
-PublicSchemaOption = Annotated[
-    Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-]
+LabelOption = Annotated[str | None, typer.Option(help="Column of the label, with --public-schema-from.")]
+TargetOption = Annotated[str | None, typer.Option(help="Column to predict: a label or a number.")]
+SchemaOption = Annotated[Path | None, typer.Option(help="Schema file that declares your table's columns.")]
+PublicSchemaOption = Annotated[Path | None, typer.Option(help="PUBLIC sample file to infer the schema from.")]
 TargetBoundsOption = Annotated[
     tuple[float, float] | None,
     typer.Option(
         "--target-bounds",
         metavar="LOW HIGH",
-        help="With --public-schema-from: the target is a number between these public bounds.",
+        help="With --public-schema-from: public bounds of a numeric target.",
     ),
 ]
-TestOption = Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form: the model is measured on it.")]
+TestOption = Annotated[
+    Path | None, typer.Option(help="PUBLIC file with the same columns; the model is evaluated on it.")
+]
 DataIsPublicOption = Annotated[
-    bool, typer.Option("--data-is-public", help="Declare your file public: models without privacy may be shown too.")
+    bool, typer.Option("--data-is-public", help="Declare your file public; non-private baselines are shown too.")
 ]
 SeparatorOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="Between the cells of a CSV file: ';', tab, …; else the schema's.")
+    str | None, typer.Option(metavar="CHAR", help="Separator of a CSV file: ';', tab, … Default: the schema's.")
 ]
 DecimalOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="Before the decimals in a CSV file: . or ,; else the schema's.")
+    str | None, typer.Option(metavar="CHAR", help="Decimal mark of a CSV file: . or , Default: the schema's.")
 ]
 EncodingOption = Annotated[
-    str | None, typer.Option(help="Of a CSV file: utf-8, latin-1, cp1252, …; else the schema's.")
+    str | None, typer.Option(help="Encoding of a CSV file: utf-8, latin-1, cp1252, … Default: the schema's.")
 ]
-SeedOption = Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of all random numbers; only with --reproducible.")]
 ReproducibleOption = Annotated[
-    bool, typer.Option("--reproducible", help="Allow a chosen seed; what comes out is marked not for release.")
+    bool, typer.Option("--reproducible", help="Allow --seed; the result is marked not for release.")
 ]
 OutFolderOption = Annotated[
-    Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
+    Path | None, typer.Option("--out", help="Run folder to create. Default: runs/NAME-DATE-NUMBER.")
 ]
-LedgerOption = Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")]
-DatasetNameOption = Annotated[str | None, typer.Option(help="The account in --ledger that pays.")]
+LedgerOption = Annotated[str | None, typer.Option(help="Ledger to charge, a file or URL; with --dataset-name.")]
+DatasetNameOption = Annotated[str | None, typer.Option(help="Account in --ledger to charge.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what it would cost and whether the ledger has it. Exit code 3: not.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Print the cost and whether the ledger covers it (exit code 3 if not); run nothing."
+    ),
 ]
 _TABLE: dict[str, tuple[object, object]] = {
     "target": (TargetOption, None),
@@ -130,9 +133,10 @@ def call(name: str, options: dict[str, Any]) -> tuple[Output, Any]:
     if "dataset_name" in given:
         given["ledger"] = open_account(given["ledger"], given.pop("dataset_name"))
     function = getattr(commands, name)
-    if "progress" in inspect.signature(function).parameters:
+    shows_progress = "progress" in inspect.signature(function).parameters
+    if shows_progress:
         given["progress"] = output
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), nullcontext() if shows_progress else output.stage(name.replace("_", " ")):
         found = function(**given)
     if isinstance(found, DryRun):
         print_dry_run(output, found)

@@ -16,42 +16,48 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     from sordino.commands import RecommendedPlan
 
-__all__ = ["plan"]
+__all__ = ["plan_command"]
 
 
-def plan(
-    epsilon: Annotated[float, typer.Option(help="The target: ε is never above it.")],
+def plan_command(
+    epsilon: Annotated[float, typer.Option(help="Target ε, never exceeded.")],
     delta: Annotated[
-        float | None, typer.Option(help="δ, in (0, 1), well below 1 / number of records. Left out: the least is found.")
+        float | None,
+        typer.Option(help="δ in (0, 1), well below 1 / number of records. If omitted, the smallest δ is computed."),
     ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise over sensitivity, when something else is to be found.")
+        float | None, typer.Option(help="Noise standard deviation over sensitivity, to compute another value from.")
     ] = None,
     sample_rate: Annotated[
-        float | None, typer.Option(help="Probability, above 0 up to 1, that a record joins a batch.")
+        float | None, typer.Option(help="Probability in (0, 1] that a record is in a batch.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     dataset_size: Annotated[
         int | None,
-        typer.Option(help="Public number of records; with batch sizes instead of a rate."),
+        typer.Option(help="Public number of records; with a batch size instead of a rate."),
     ] = None,
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
     epochs: Annotated[
-        str | None, typer.Option(metavar="E[,E…]", help="Expected passes over the data; several make a table.")
+        str | None, typer.Option(metavar="E[,E…]", help="Expected passes over the data; several values make a table.")
     ] = None,
     batch_sizes: Annotated[
-        str | None, typer.Option(metavar="B,B,…", help="A table of noise: batch sizes × epochs, with --dataset-size.")
+        str | None, typer.Option(metavar="B,B,…", help="Batch sizes for a table over epochs, with --dataset-size.")
     ] = None,
     neighboring_relation: Annotated[
-        NeighboringRelation, typer.Option(help="Which datasets count as neighbors.")
+        NeighboringRelation, typer.Option(help="Neighboring relation of datasets.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.RECORD,
+    privacy_unit: Annotated[
+        PrivacyUnit, typer.Option(help="Privacy unit: whose contribution is protected.")
+    ] = PrivacyUnit.RECORD,
     recommend: Annotated[
-        bool, typer.Option("--recommend", help="All settings by published rules, from --dataset-size and --parameters.")
+        bool,
+        typer.Option(
+            "--recommend", help="Recommend all settings by published rules, from --dataset-size and --parameters."
+        ),
     ] = False,
-    parameters: Annotated[int | None, typer.Option(help="Trainable parameters; with --recommend.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Number of trainable parameters; with --recommend.")] = None,
     weight_distance: Annotated[
-        float, typer.Option(help="ℓ2 distance from first to final weights; with --recommend.")
+        float, typer.Option(help="ℓ2 distance from initial to final weights; with --recommend.")
     ] = 1.0,
     sampling: Annotated[
         str,

@@ -11,22 +11,24 @@ from sordino.cli.console import JsonOption, heading, key_value_table
 from sordino.cli.options import call
 from sordino.cli.outcomes import render_metrics
 
-__all__ = ["export", "predict"]
+__all__ = ["export_command", "predict_command"]
 
 
-def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A file of new records, or a named set's test records.")],
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="Run folder with a model.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="File of new records, or a named dataset's test records.")
+    ],
     out: Annotated[
-        Path, typer.Option(help="Where the predictions go: .csv, .tsv or .parquet. An old file is replaced.")
+        Path, typer.Option(help="Predictions file, .csv, .tsv or .parquet; an existing file is replaced.")
     ] = Path("scored.csv"),
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also write the probability of each label.")
     ] = False,
-    model: Annotated[str, typer.Option(help="module:factory, for a module of your own.")] = "",
+    model: Annotated[str, typer.Option(help="module:factory of a custom module.")] = "",
     data_is_public: Annotated[
         bool,
-        typer.Option("--data-is-public", help="Declare the records public: with a label column accuracy is shown."),
+        typer.Option("--data-is-public", help="Declare the records public; with a label column accuracy is printed."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,11 +51,11 @@ def predict(
     output.print_result(found.to_dict(), *page)
 
 
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
+def export_command(
+    run: Annotated[Path, typer.Argument(help="Run folder with a model.")],
     format: Annotated[str, typer.Option(help="`onnx`.")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="The file; NAME.onnx if not given.")] = None,
-    model: Annotated[str, typer.Option(help="module:factory, for a module of your own.")] = "",
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: NAME.onnx.")] = None,
+    model: Annotated[str, typer.Option(help="module:factory of a custom module.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's model for other programs: linear models, boosting, forests, naive Bayes, modules of common layers.

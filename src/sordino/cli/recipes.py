@@ -12,10 +12,10 @@ from sordino.cli.options import call
 if TYPE_CHECKING:
     from sordino.recipes import Recipe
 
-__all__ = ["recipes"]
+__all__ = ["recipes_command"]
 
 
-def recipes(as_json: JsonOption = False) -> None:
+def recipes_command(as_json: JsonOption = False) -> None:
     """List the recipes: whole pipelines from raw records to a private model."""
     output, found = call("recipes", locals())
     table = Table.grid(padding=(0, 3, 0, 0))

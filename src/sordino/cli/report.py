@@ -13,54 +13,58 @@ from sordino.errors import InvalidArgument, SordinoError
 if TYPE_CHECKING:
     from sordino.commands import WrittenReport
 
-__all__ = ["report"]
+__all__ = ["report_command"]
 
 
-def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+def report_command(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     others: Annotated[
         list[Path] | None, typer.Argument(metavar="[MORE]...", help="More run folders, after --compare.")
     ] = None,
     format: Annotated[
         Format,
-        typer.Option("--format", help="A page, Markdown, JSON, a draft for the public registry, or the worksheet."),
+        typer.Option("--format", help="Format: page, Markdown, JSON, draft for the public registry, or worksheet."),
     ] = Format.HTML,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where to write: a file, or a folder; the run folder if not given."),
+        typer.Option("--out", help="File or folder to write. Default: the run folder."),
     ] = None,
     compare: Annotated[
         list[Path] | None, typer.Option("--compare", help="Compare these runs with the first one.")
     ] = None,
     ledger: Annotated[
-        str | None, typer.Option(help="The ledger that the run was charged to: a file, or postgresql://…")
+        str | None, typer.Option(help="Ledger that the run was charged to, a file or postgresql://…")
     ] = None,
     evaluate: Annotated[
         str | None,
-        typer.Option(help="PRIVATE records to evaluate the model on first: a file, or a named set's test records."),
+        typer.Option(help="PRIVATE records to evaluate the model on: a file, or a named dataset's test records."),
     ] = None,
-    evaluation_epsilon: Annotated[float | None, typer.Option(help="ε that the evaluation costs.")] = None,
-    evaluation_delta: Annotated[float, typer.Option(help="δ that the evaluation costs.")] = 0.0,
+    evaluation_epsilon: Annotated[float | None, typer.Option(help="ε of the evaluation.")] = None,
+    evaluation_delta: Annotated[float, typer.Option(help="δ of the evaluation.")] = 0.0,
     evaluation_by: Annotated[
-        list[str] | None, typer.Option(help="Also by the declared categories of this column; may be repeated.")
+        list[str] | None, typer.Option(help="Also evaluate by the declared categories of this column; may be repeated.")
     ] = None,
     evaluation_disjoint: Annotated[
         bool,
-        typer.Option("--evaluation-disjoint", help="Declare that no person is in both these and the training records."),
+        typer.Option(
+            "--evaluation-disjoint", help="Declare that no person is in both the evaluation and the training records."
+        ),
     ] = False,
-    account: Annotated[
-        str | None, typer.Option("--dataset-name", help="The account in --ledger that pays for it.")
-    ] = None,
+    account: Annotated[str | None, typer.Option("--dataset-name", help="Account in --ledger to charge.")] = None,
     dry_run: DryRunOption = False,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of the file in --evaluate.")] = None,
-    model: Annotated[str, typer.Option(help="module:factory, for a model of your own in --evaluate.")] = "",
-    purpose: Annotated[str | None, typer.Option(help="What the model is for; stored in the run folder.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Who is responsible for the records; stored.")] = None,
-    contact: Annotated[str | None, typer.Option(help="Where questions go; stored.")] = None,
-    legal_basis: Annotated[str | None, typer.Option(help="Why the records may be used; stored.")] = None,
-    approved_by: Annotated[str | None, typer.Option(help="Who approved the release with this ε; stored.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="Schema file of the table in --evaluate.")] = None,
+    model: Annotated[str, typer.Option(help="module:factory of a custom model in --evaluate.")] = "",
+    purpose: Annotated[str | None, typer.Option(help="Purpose of the model; stored in the run folder.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Owner of the records; stored in the run folder.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Contact for questions; stored in the run folder.")] = None,
+    legal_basis: Annotated[
+        str | None, typer.Option(help="Legal basis for using the records; stored in the run folder.")
+    ] = None,
+    approved_by: Annotated[
+        str | None, typer.Option(help="Approver of the release with this ε; stored in the run folder.")
+    ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail with exit code 1 when something required is not stated.")
+        bool, typer.Option("--strict", help="Exit with code 1 if something required is not stated.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -13,7 +13,7 @@ from sordino.cli.options import call
 from sordino.commands.run_folders import describe_value
 from sordino.definitions import format_upper_bound
 
-__all__ = ["runs", "verify"]
+__all__ = ["runs", "verify_command"]
 
 
 runs = typer.Typer(help="Look at run folders.", no_args_is_help=True)
@@ -23,7 +23,7 @@ _MARKS = {"pass": Text("pass", style="green"), "fail": Text("FAIL", style="bold 
 
 @runs.command("list")
 def list_runs(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds the run folders.")] = _FOLDER,
+    folder: Annotated[Path, typer.Argument(help="Folder that contains the run folders.")] = _FOLDER,
     as_json: JsonOption = False,
 ) -> None:
     """All runs in a folder, oldest first."""
@@ -52,7 +52,7 @@ def list_runs(
 
 
 @runs.command("show")
-def show_run(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: JsonOption = False) -> None:
+def show_run(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
     """One run: what was planned, what was charged, what came out."""
     output, one = call("runs_show", locals())
     rows = [
@@ -71,7 +71,7 @@ def show_run(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json
 
 @runs.command("compare")
 def compare_runs(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="Two run folders or more.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="Two or more run folders.")],
     as_json: JsonOption = False,
 ) -> None:
     """Runs side by side: only what differs between them."""
@@ -87,16 +87,18 @@ def compare_runs(
     output.print_result(found.to_dict(), heading(same), table)
 
 
-def verify(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+def verify_command(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     ledger: Annotated[
-        str | None, typer.Option(help="The ledger that the run was charged to: a file, or postgresql://…")
+        str | None, typer.Option(help="Ledger that the run was charged to, a file or postgresql://…")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="A hash of the run that was published before.")] = None,
+    head: Annotated[str | None, typer.Option(help="Earlier published hash of the run.")] = None,
     anchor: Annotated[
-        bool, typer.Option("--anchor", help="Print only the hash that stands for the whole run, to publish it.")
+        bool, typer.Option("--anchor", help="Print only the hash of the whole run, for publication.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Also fail when something could not be checked.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Also exit with code 1 if something could not be checked.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a run: hashes, plan against transcript, the guarantee by two accountants. Exit code 1 when it fails."""

@@ -32,8 +32,10 @@ _SHOWN = 12
 @schema.command("draft")
 def draft(
     file: FileArgument,
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to, .toml or .json; NAME.schema.toml if not given.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Schema file to create, .toml or .json. Default: NAME.schema.toml.")
+    ] = None,
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
@@ -55,9 +57,9 @@ def draft(
 @schema.command("check")
 def check_table(
     file: FileArgument,
-    schema: Annotated[Path, typer.Option(help="The declared schema, .json or .toml.")],
+    schema: Annotated[Path, typer.Option(help="Schema file, .json or .toml.")],
     epsilon: Annotated[
-        float | None, typer.Option(help="Release noisy shares for this ε, instead of exact ones for your own eyes.")
+        float | None, typer.Option(help="Release noisy shares with this ε. Default: exact shares, not for release.")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="With --epsilon: δ for Gaussian noise; 0 for geometric noise.")

@@ -27,12 +27,12 @@ from sordino.definitions import format_upper_bound
 if TYPE_CHECKING:
     from sordino.commands import SyntheticTable
 
-__all__ = ["synthesize"]
+__all__ = ["synthesize_command"]
 
 _SHOWN = 12
 
 
-def synthesize(
+def synthesize_command(
     data: TableArgument,
     epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
     delta: Annotated[float, typer.Option(help="δ, well below 1 / number of records.")] = 1e-6,
@@ -40,16 +40,18 @@ def synthesize(
     public_schema_from: PublicSchemaOption = None,
     target: LabelOption = None,
     target_bounds: TargetBoundsOption = None,
-    out: Annotated[Path, typer.Option(help="The synthetic table: a new .csv, .tsv or .parquet file.")] = Path(
+    out: Annotated[Path, typer.Option(help="Synthetic table to create, .csv, .tsv or .parquet.")] = Path(
         "synthetic.csv"
     ),
-    rows: Annotated[int | None, typer.Option(help="Records to draw; the noisy number of records if not given.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Number of records to draw. Default: the noisy number of records.")
+    ] = None,
     method: Annotated[str, typer.Option(help="aim, mst, or independent (no dependence between columns).")] = "aim",
-    degree: Annotated[int | None, typer.Option(help="aim: the most columns of a measured marginal.")] = None,
-    bins: Annotated[int, typer.Option(help="Equal parts of each numeric column between its bounds.")] = 20,
-    max_model_mb: Annotated[float, typer.Option(help="aim: the most megabytes of the model's tables.")] = 4.0,
+    degree: Annotated[int | None, typer.Option(help="aim: maximum number of columns of a marginal.")] = None,
+    bins: Annotated[int, typer.Option(help="Number of equal bins of each numeric column.")] = 20,
+    max_model_mb: Annotated[float, typer.Option(help="aim: maximum size of the model's tables, in megabytes.")] = 4.0,
     run: Annotated[
-        Path | None, typer.Option("--run", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
+        Path | None, typer.Option("--run", help="Run folder to create. Default: runs/NAME-DATE-NUMBER.")
     ] = None,
     seed: SeedOption = None,
     reproducible: ReproducibleOption = False,

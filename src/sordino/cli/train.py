@@ -18,36 +18,36 @@ from sordino.cli.options import (
     with_table_options,
 )
 from sordino.cli.outcomes import render_outcome
-from sordino.cli.recipes import recipes
+from sordino.cli.recipes import recipes_command
 from sordino.commands import RunOutcome
 from sordino.definitions import NeighboringRelation
 
-__all__ = ["demo", "train"]
+__all__ = ["demo_command", "train_command"]
 
 
 @with_table_options
-def train(
+def train_command(
     data: DataArgument,
-    epsilon: Annotated[float | None, typer.Option(help="The target: ε is never above it. Not with --resume.")] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="δ, below 1 / number of records; 1e-5 or less if not given.")
-    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target ε, never exceeded. Not with --resume.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, below 1 / number of records. Default: 1e-5 or less.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="logistic, mlp, cnn; an estimator's method; or module:factory. "
-            "If not given: logistic for labels, boosting for numbers."
+            help="logistic, mlp, cnn, an estimator's method, or module:factory. Default: "
+            "logistic for labels, boosting for numbers."
         ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="A whole pipeline instead of a model; `list` shows them.")
+        str | None, typer.Option("--recipe", help="Train a whole pipeline instead of a model; `list` shows them.")
     ] = None,
-    setting: Annotated[str | None, typer.Option(help="A recipe's named noise, instead of --epsilon.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where a recipe trains; cpu if not given.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps, instead of the recipe's.")] = None,
-    batch_size: Annotated[float | None, typer.Option(help="Expected batch size, instead of the recipe's.")] = None,
-    max_grad_norm: Annotated[float | None, typer.Option(help="Clipping norm, instead of the recipe's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
+    setting: Annotated[str | None, typer.Option(help="Named noise level of the recipe, instead of --epsilon.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device on which a recipe trains. Default: cpu.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps. Default: the fixed setting.")] = None,
+    batch_size: Annotated[
+        float | None, typer.Option(help="Expected batch size in records. Default: the fixed setting.")
+    ] = None,
+    max_grad_norm: Annotated[float | None, typer.Option(help="Clipping norm (ℓ2). Default: the fixed setting.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate. Default: the fixed setting.")] = None,
     sampling: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +61,8 @@ def train(
         typer.Option(help="Which datasets count as neighbors: add_or_remove_one if not given."),
     ] = None,
     secure_mode: Annotated[
-        bool, typer.Option("--secure-mode", help="Whole-number sums and noise, against attacks on low bits; slower.")
+        bool,
+        typer.Option("--secure-mode", help="Round sums and noise to integers, against attacks on low bits; slower."),
     ] = False,
     release_losses: Annotated[
         float | None,
@@ -74,11 +75,13 @@ def train(
     reproducible: ReproducibleOption = False,
     out: OutFolderOption = None,
     resume: Annotated[
-        Path | None, typer.Option(help="A run of the same data that was cut off: go on from its checkpoint.")
+        Path | None, typer.Option(help="Interrupted run on the same data; continue from its checkpoint.")
     ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints; about ten a run.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints. Default: a tenth of the run.")
+    ] = None,
     diagnostics: Annotated[
-        str | None, typer.Option(help="`private` shows losses and batch sizes here, outside the guarantee.")
+        str | None, typer.Option(help="`private` prints losses and batch sizes, outside the guarantee.")
     ] = None,
     ledger: LedgerOption = None,
     dataset_name: DatasetNameOption = None,
@@ -89,7 +92,7 @@ def train(
     """Train a private model. Nothing is measured on records that you don't declare public."""
     options = locals()
     if recipe == "list":
-        recipes(as_json=as_json)
+        recipes_command(as_json=as_json)
         return
     output, found = call("train", options)
     # Processes that a launcher started train together; the first one writes the run and speaks.
@@ -97,8 +100,8 @@ def train(
         _print(output, found)
 
 
-def demo(
-    epsilon: Annotated[float, typer.Option(help="The target: ε is never above it.")] = 1.0,
+def demo_command(
+    epsilon: Annotated[float, typer.Option(help="Target ε, never exceeded.")] = 1.0,
     out: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:

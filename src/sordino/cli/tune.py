@@ -20,22 +20,24 @@ from sordino.cli.options import (
 )
 from sordino.cli.outcomes import render_outcome
 
-__all__ = ["tune"]
+__all__ = ["tune_command"]
 
 
 @with_table_options
-def tune(
+def tune_command(
     data: DataArgument,
-    epsilon: Annotated[float, typer.Option(help="ε of everything: all runs, their scores, and the choice.")],
+    epsilon: Annotated[float, typer.Option(help="ε of the whole search: all runs, their scores, and the choice.")],
     model: Annotated[str, typer.Option(help="An estimator's method, as for train.")] = "dp-gd",
-    delta: Annotated[float | None, typer.Option(help="δ of everything, as for train.")] = None,
-    runs: Annotated[float, typer.Option(help="Mean of the secret number of runs, above 1.")] = 20.0,
-    shape: Annotated[float, typer.Option(help="η > −1 of its distribution: 0 logarithmic, 1 geometric.")] = 0.0,
-    score: Annotated[str, typer.Option(help="What runs are judged by: `private` records or `public` test ones.")] = (
-        "private"
-    ),
-    score_noise: Annotated[float, typer.Option(help="Noise of a private score, in records.")] = 30.0,
-    space: Annotated[Path | None, typer.Option(help="A JSON file with the search space; the method's own.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ of the whole search, as for train.")] = None,
+    runs: Annotated[float, typer.Option(help="Mean of the secret number of runs, > 1.")] = 20.0,
+    shape: Annotated[float, typer.Option(help="Shape η > −1 of the number of runs: 0 logarithmic, 1 geometric.")] = 0.0,
+    score: Annotated[
+        str, typer.Option(help="Records that score the runs: `private` ones or `public` test records.")
+    ] = ("private"),
+    score_noise: Annotated[float, typer.Option(help="Noise scale of a private score, in records.")] = 30.0,
+    space: Annotated[
+        Path | None, typer.Option(help="JSON file with the search space. Default: the method's own.")
+    ] = None,
     seed: SeedOption = None,
     reproducible: ReproducibleOption = False,
     out: OutFolderOption = None,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sordino.commands.federation import federate
     from sordino.commands.ledgers import (
         AccountHistory,
-        AccountState,
+        AccountSummary,
         ledger_charge,
         ledger_declare,
         ledger_export,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         runs_compare,
         runs_list,
         runs_show,
-        verify,
     )
     from sordino.commands.table_releases import (
         DescribedTable,
@@ -74,10 +73,11 @@ if TYPE_CHECKING:
     )
     from sordino.commands.tables import TableOptions
     from sordino.commands.training import demo, train
+    from sordino.verification import verify
 
 __all__ = [
     "AccountHistory",
-    "AccountState",
+    "AccountSummary",
     "AccountedRun",
     "Attacks",
     "Conformance",

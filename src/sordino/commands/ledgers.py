@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccountHistory",
-    "AccountState",
+    "AccountSummary",
     "ledger_charge",
     "ledger_declare",
     "ledger_export",
@@ -31,7 +31,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountState:
+class AccountSummary:
     """What was spent of an account and what is left, after a command.
 
     Args:
@@ -69,7 +69,7 @@ def ledger_declare(
     policy: str = "renyi",
     change: bool = False,
     note: str = "",
-) -> AccountState:
+) -> AccountSummary:
     """Declare the budget of a dataset, or change it. Both are lines of the ledger.
 
     Args:
@@ -96,10 +96,10 @@ def ledger_declare(
             policy=policy,
             note=note,
         )
-    return AccountState(state=_state(account))
+    return AccountSummary(state=_state(account))
 
 
-def ledger_show(place: str, name: str | None = None) -> list[AccountState]:
+def ledger_show(place: str, name: str | None = None) -> list[AccountSummary]:
     """What was spent and what is left.
 
     Args:
@@ -108,7 +108,7 @@ def ledger_show(place: str, name: str | None = None) -> list[AccountState]:
     """
     found = _at(place)
     names = found.accounts() if name is None else [name]
-    return [AccountState(state=_state(found.account(one))) for one in names]
+    return [AccountSummary(state=_state(found.account(one))) for one in names]
 
 
 def ledger_charge(
@@ -123,7 +123,7 @@ def ledger_charge(
     reservation: str | None = None,
     dry_run: bool = False,
     progress: Progress = SILENT,
-) -> AccountState | DryRun:
+) -> AccountSummary | DryRun:
     """Charge an event before it happens.
 
     Args:
@@ -151,7 +151,7 @@ def ledger_charge(
             return DryRun(why="it was reserved before")
         return preview(lambda ledger, _: ledger.charge(what, **declared), account, delta=None, progress=progress)
     receipt = payer.charge(what, note=note, run=run, **declared)
-    return AccountState(state=_state(account), details={"line": receipt.seq, "digest": receipt.digest})
+    return AccountSummary(state=_state(account), details={"line": receipt.seq, "digest": receipt.digest})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def ledger_release(
     reservation: str | None = None,
     *,
     all: bool = False,
-) -> AccountState:
+) -> AccountSummary:
     """Give back what a run reserved and never drew, after a crash. What was drawn stays charged.
 
     Args:
@@ -226,7 +226,7 @@ def ledger_release(
     names = list(account.reservations()) if reservation is None else [reservation]
     for one in names:
         account.reservation(one).close()
-    return AccountState(state=_state(account), details={"released": names})
+    return AccountSummary(state=_state(account), details={"released": names})
 
 
 def ledger_verify(place: str, *, head: Sequence[str] = ()) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`runs_list`, `runs_show`, `runs_compare`, `verify`: run folders at a glance, and whether one holds together."""
+"""`runs_list`, `runs_show`, `runs_compare`: run folders at a glance."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.commands.progress import SILENT, Progress
 from sordino.definitions import Guarantee, format_upper_bound
 from sordino.errors import SordinoError
 from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
-    from sordino.verification.checks import VerificationReport
+    pass
 
 __all__ = [
     "ListedRuns",
@@ -22,7 +21,6 @@ __all__ = [
     "runs_compare",
     "runs_list",
     "runs_show",
-    "verify",
 ]
 
 
@@ -207,20 +205,3 @@ def describe_value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def verify(
-    run: Path | str, *, ledger: str | None = None, head: str | None = None, progress: Progress = SILENT
-) -> "VerificationReport":
-    """Whether a run folder's files, lines and numbers fit together, see `sordino.verify`.
-
-    Args:
-        run: a run folder.
-        ledger: the ledger that the run was charged to: a file, or postgresql://…
-        head: a hash of the run that was published before.
-        progress: what is said meanwhile.
-    """
-    from sordino import verification
-
-    with progress.stage("checking"):
-        return verification.verify(run, ledger=ledger, head=head)
