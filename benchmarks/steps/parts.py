@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,7 +75,7 @@ def _loop(
             batch = next(batches, None)
             if batch is None:
                 break
-            inputs, targets = batch
+            inputs, targets = cast("tuple[Tensor, Tensor]", batch)
             marks.append(_now())
             optimizer.zero_grad()
             marks.append(_now())
@@ -148,7 +149,7 @@ def _fit(dataset: TensorDataset, steps: int) -> dict[str, float]:
     )
     model = nn.Linear(8, 1)
 
-    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(model(x).squeeze(1), y, reduction="none")
 
     with ExitStack() as stack:
