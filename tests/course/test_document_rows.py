@@ -15,7 +15,7 @@ from sordino import accounting
 from sordino.cli import app
 from sordino.course import lessons
 from sordino.events import EVENT_TYPES, ApproximateDP, Gaussian, PoissonSampled, SelfComposed
-from sordino.mechanisms import LaplaceMechanism
+from sordino.mechanisms import ExponentialMechanism, LaplaceMechanism
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
@@ -68,3 +68,13 @@ def test_laplace_noise_of_a_vector_grows_with_its_l1_sensitivity_and_gaussian_no
 )
 def test_the_discussion_of_education_and_income_is_found_from_the_first_pages(page):
     assert re.search(r"education\s+(and|→)\s+income", (ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("bits", "fewest"), [(4, 20), (8, 32), (16, 54), (40, 120)])
+def test_private_learning_of_a_threshold_needs_the_logarithm_of_the_universe(bits, fewest):
+    """Half of the records on each side of one threshold of 2^bits + 1, which is to be chosen in nine of ten cases."""
+    mechanism = ExponentialMechanism(epsilon=1.0, sensitivity=1.0)
+    chosen = {n: mechanism.probabilities([0, -n // 2], [1, 2.0**bits])[0] for n in (fewest - 2, fewest)}
+    assert chosen[fewest - 2] < 0.9 <= chosen[fewest]
+    assert fewest == 2 * math.ceil(2 * (bits * math.log(2) + math.log(9)))
+    assert "2(ln |H| + ln 1/β)/(εα)" in lessons()["learning"].read_text(encoding="utf-8")
