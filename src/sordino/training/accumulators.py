@@ -172,8 +172,7 @@ class ClippedSumAccumulator:
         bounds = self._bounds if groups is None else [self._bounds[group] for group in groups]
         rule = self._now.clipping.clip_factors
         if len(bounds) == 1:
-            # As below, in one operation.
-            return rule(squares.nan_to_num(torch.inf, torch.inf, torch.inf), max_grad_norm=bounds[0])
+            return rule(_finite(squares)[0], max_grad_norm=bounds[0])[None]
         rows = zip(_finite(squares), bounds, strict=True)
         return torch.stack([rule(row, max_grad_norm=bound) for row, bound in rows])
 
@@ -245,6 +244,9 @@ class ClippedSumAccumulator:
 
 def _finite(squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
     """A record that is not finite in one group contributes zero in all of them."""
+    if len(squares) == 1:
+        # The same in one operation.
+        return squares.nan_to_num(torch.inf, torch.inf, torch.inf)
     return torch.where(squares.isfinite().all(0), squares, torch.inf)
 
 
