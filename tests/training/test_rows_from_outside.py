@@ -160,6 +160,8 @@ def test_what_a_loop_makes_of_the_batch_before_a_criterion_is_proved(name):
         train(loop, mlp, criterion=F.cross_entropy)
 
 
+# The loop divides by the deviation of a batch that may hold one record.
+@pytest.mark.filterwarnings("ignore:std")
 @pytest.mark.parametrize("name", UNTIL_LATER)
 def test_it_is_proved_in_every_batch(name):
     def loop(model, batch, state):
