@@ -47,7 +47,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event, Gaussian, compose
 from sordino.mechanisms import PrivateSecondMoment, standard_normal
 from sordino.mechanisms.calibration import GaussianBudget
-from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, SERIF, STYLE
 from sordino.randomness import KeyedRNG
 from sordino.recipes import cnn, logistic, mlp, scattering_recipes
 from sordino.recipes.training_config import cross_entropy_per_record
@@ -856,7 +856,7 @@ def _draw_panel(axes, experiment: Experiment, panel: Panel, rows: Sequence[Row])
             words = "not private" if members[0].cell.mode == "neither" else members[0].cell.mode
             label = f"{label}, {words}" if label else words
         style = {
-            "color": METHOD_COLOURS[place],
+            "color": METHOD_COLORS[place],
             "marker": MARKERS[place],
             "linestyle": (0, (5, 3)) if unprotected else "-",
             "label": f"{label}: {NO_GUARANTEE}" if unprotected else label or None,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, SERIF, STYLE
 from sordino.research import constant_noise_schedule, excess_risk_bound, noise_influence, optimal_noise_schedule
 
 STEPS = (5, 10, 20, 40, 80, 160, 320)
@@ -85,7 +85,7 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
             axes[place].set_title(title, loc="left", family=SERIF)
         for place, name in enumerate(("uniform", "dynamic")):
             mine = [row for row in rows if row["condition"] == 10]
-            color = METHOD_COLOURS[place]
+            color = METHOD_COLORS[place]
             values, bars = [row[name] for row in mine], [row[f"{name} error"] for row in mine]
             axes[2].errorbar(
                 STEPS, values, yerr=bars, marker="os"[place], capsize=3, linewidth=2, color=color, label=name

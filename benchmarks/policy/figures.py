@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, SERIF, STYLE
 
 
 def figures(found: dict[str, dict[str, object]], folder: Path) -> None:
@@ -30,7 +30,7 @@ def _schedules(tasks: dict[str, dict], path: Path) -> None:
         for place, (way, row) in enumerate(rows.items()):
             # Learned noise is the same with and without a learned rate: dashes let both be seen.
             style = (0, (4, 4)) if way == "learned noise and rate" else "-"
-            color = METHOD_COLOURS[place]
+            color = METHOD_COLORS[place]
             above.plot(row.get("noise", []), color=color, linestyle=style, linewidth=2, label=way)
             change, error = row["change_percent"], row["change_sd"]
             below.errorbar(change, place, xerr=error, fmt="o", color=color, capsize=3)
@@ -53,7 +53,7 @@ def _methods(parts: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
     figure, axes = plt.subplots(1, len(parts), figsize=(15, 4.6), layout="constrained")
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
         losses, bars = ([row[name] for row in rows.values()] for name in ("loss", "loss_sd"))
-        axis.barh(list(rows), losses, xerr=bars, color=METHOD_COLOURS[0], ecolor=COLORS["ink"], capsize=3)
+        axis.barh(list(rows), losses, xerr=bars, color=METHOD_COLORS[0], ecolor=COLORS["ink"], capsize=3)
         axis.invert_yaxis()
         axis.set_title(title, loc="left", family=SERIF)
         axis.set_xlabel("final training loss, network on digits 3 and 5", loc="right")

@@ -5,7 +5,7 @@ Example:
     ['accent', 'alarm', 'hair', 'ink', 'mute', 'paper', 'soft', 'tint']
 """
 
-__all__ = ["COLORS", "METHOD_COLOURS", "SERIF", "STYLE"]
+__all__ = ["COLORS", "METHOD_COLORS", "SERIF", "STYLE"]
 
 
 COLORS = {
@@ -18,7 +18,7 @@ COLORS = {
     "soft": "#5b626b",
     "tint": "#e3eeec",
 }
-METHOD_COLOURS = (
+METHOD_COLORS = (
     COLORS["accent"],
     "#c08a2d",
     "#7a5ea8",
@@ -29,6 +29,8 @@ METHOD_COLOURS = (
     "#3b9fa0",
     "#b0577f",
     "#2f4858",
+    "#b6794f",
+    "#98a33a",
 )
 SERIF = "DejaVu Serif"
 STYLE: dict[str, object] = {

@@ -12,7 +12,7 @@ import numpy as np
 from sordino import data
 from sordino.course import check
 from sordino.estimators import LogisticRegression
-from sordino.plot_style import COLORS, METHOD_COLOURS, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, STYLE
 
 plt.rcParams.update(STYLE)
 adult = data.load_dataset("adult")
@@ -191,7 +191,7 @@ paths = {
     f"clipped, with noise: ε = {spent:.2f}": descend(bound=0.5, noise=130.0),
 }
 for place, (name, path) in enumerate(paths.items()):
-    axes.plot(path[:, 0], path[:, 1], "o-", markersize=3, color=METHOD_COLOURS[(0, 1, 3)[place]], label=name)
+    axes.plot(path[:, 0], path[:, 1], "o-", markersize=3, color=METHOD_COLORS[(0, 1, 3)[place]], label=name)
     print(f"{name}: ends at {np.round(path[-1], 3)}, loss {loss(*path[-1][:, None, None]).item():.4f}")
 axes.plot(*town_theta, "*", markersize=16, color=COLORS["ink"], label="optimum")
 axes.set_xlabel("coefficient of education", loc="right")
@@ -212,10 +212,10 @@ clipped = (residuals * np.minimum(1, 0.5 / np.maximum(lengths, 1e-12))) @ rows /
 signal = np.linalg.norm(clipped[:-1], axis=1)
 # What a step added beyond its clipped gradient: (θ_t − θ_t+1)/η − gradient, with η = 1.5.
 added = np.linalg.norm((noisy[:-1] - noisy[1:]) / 1.5 - clipped[:-1], axis=1)
-axes.plot(signal, color=METHOD_COLOURS[0], linewidth=2, label="clipped gradient")
-axes.plot(added, color=METHOD_COLOURS[3], linewidth=1, label="noise of the step")
+axes.plot(signal, color=METHOD_COLORS[0], linewidth=2, label="clipped gradient")
+axes.plot(added, color=METHOD_COLORS[3], linewidth=1, label="noise of the step")
 axes.axhline(
-    130 * 0.5 / 2000 * np.sqrt(np.pi / 2), color=METHOD_COLOURS[3], linestyle=(0, (5, 3)), label="its expected length"
+    130 * 0.5 / 2000 * np.sqrt(np.pi / 2), color=METHOD_COLORS[3], linestyle=(0, (5, 3)), label="its expected length"
 )
 axes.set_yscale("log")
 axes.set_yticks([0.001, 0.01, 0.1], ["0.001", "0.01", "0.1"])
@@ -250,9 +250,9 @@ draws = np.random.default_rng(4)
 for place in range(3):
     tilt = draws.normal(size=2) * 40 / 2000
     tilted = levels + tilt[0] * slopes + tilt[1] * cuts
-    axes.contour(slopes, cuts, tilted, levels=[tilted.min() + 0.003], colors=METHOD_COLOURS[place], linewidths=2)
+    axes.contour(slopes, cuts, tilted, levels=[tilted.min() + 0.003], colors=METHOD_COLORS[place], linewidths=2)
     lowest = np.unravel_index(tilted.argmin(), tilted.shape)
-    axes.plot(slopes[lowest], cuts[lowest], "o", color=METHOD_COLOURS[place])
+    axes.plot(slopes[lowest], cuts[lowest], "o", color=METHOD_COLORS[place])
 axes.plot(*town_theta, "*", markersize=16, color=COLORS["ink"])
 axes.set_xlabel("coefficient of education", loc="right")
 axes.set_ylabel("intercept")

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from sordino.course import check
-from sordino.plot_style import COLORS, METHOD_COLOURS, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, STYLE
 
 plt.rcParams.update(STYLE)
 
@@ -220,8 +220,8 @@ assert abs(right / 400 - 0.9) < 0.07
 # %%
 figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
 axes.plot(bits, bound, "--", color=COLORS["mute"], label="the theorem, at the border")
-axes.plot(bits, needed["border"], "o-", color=METHOD_COLOURS[0], label="at the border")
-axes.plot(bits, needed["spread"], "s-", color=METHOD_COLOURS[1], label="spread out")
+axes.plot(bits, needed["border"], "o-", color=METHOD_COLORS[0], label="at the border")
+axes.plot(bits, needed["spread"], "s-", color=METHOD_COLORS[1], label="spread out")
 axes.set_xticks(bits, [f"$2^{{{b}}}$" for b in bits])
 axes.set_xlabel("points in the universe")
 axes.set_ylabel("records needed")
@@ -327,7 +327,7 @@ for column, name in enumerate(("training error", "test error")):
         capsize=3,
         linestyle="none",
         markersize=8,
-        color=METHOD_COLOURS[column],
+        color=METHOD_COLORS[column],
         label=name,
     )
 for place, runs in zip(places, gaps.values(), strict=True):

@@ -15,7 +15,7 @@ from sordino import accounting
 from sordino.course import check
 from sordino.events import ApproximateDP, Gaussian, PoissonSampled, SelfComposed
 from sordino.mechanisms import LaplaceMechanism
-from sordino.plot_style import METHOD_COLOURS, STYLE
+from sordino.plot_style import METHOD_COLORS, STYLE
 
 plt.rcParams.update(STYLE)
 
@@ -157,8 +157,8 @@ mechanism = LaplaceMechanism(epsilon=1.0, l1_sensitivity=math.sqrt(1000))
 seen = np.std([mechanism.release(0.0) for _ in range(4000)])
 print(f"1000 numbers: Laplace {laplace[-1]:.1f} in each (measured {seen:.1f}), Gaussian {gauss:.2f}")
 figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-axes.plot(sizes, laplace, "o-", color=METHOD_COLOURS[1], linewidth=2, label="Laplace, ε = 1")
-axes.plot(sizes, np.full(len(sizes), gauss), "s-", color=METHOD_COLOURS[0], linewidth=2, label="Gaussian, (1, 10⁻⁵)")
+axes.plot(sizes, laplace, "o-", color=METHOD_COLORS[1], linewidth=2, label="Laplace, ε = 1")
+axes.plot(sizes, np.full(len(sizes), gauss), "s-", color=METHOD_COLORS[0], linewidth=2, label="Gaussian, (1, 10⁻⁵)")
 axes.set_xscale("log")
 axes.set_yscale("log")
 axes.set_xticks(sizes, [str(size) for size in sizes])

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from sordino.course import check
-from sordino.plot_style import METHOD_COLOURS, STYLE
+from sordino.plot_style import METHOD_COLORS, STYLE
 from sordino.research import constant_noise_schedule, excess_risk_bound, noise_influence, optimal_noise_schedule
 
 plt.rcParams.update(STYLE)
@@ -85,7 +85,7 @@ figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
 for place, (name, values) in enumerate(curves.items()):
     means, bars = np.array(values).T
     axes.errorbar(
-        lengths, means, yerr=bars, marker="o", capsize=3, linewidth=2, color=METHOD_COLOURS[place], label=name
+        lengths, means, yerr=bars, marker="o", capsize=3, linewidth=2, color=METHOD_COLORS[place], label=name
     )
 axes.set_xscale("log")
 axes.set_yscale("log")

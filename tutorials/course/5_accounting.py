@@ -11,7 +11,7 @@ import numpy as np
 from sordino import accounting
 from sordino.course import check
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.plot_style import METHOD_COLOURS, STYLE
+from sordino.plot_style import METHOD_COLORS, STYLE
 
 plt.rcParams.update(STYLE)
 
@@ -54,7 +54,7 @@ for epoch in epochs:
 figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
 for place, (name, values) in enumerate(prices.items()):
     axes.plot(
-        epochs, values, marker="o", markersize=4, linewidth=2, color=METHOD_COLOURS[(3, 1, 2, 0)[place]], label=name
+        epochs, values, marker="o", markersize=4, linewidth=2, color=METHOD_COLORS[(3, 1, 2, 0)[place]], label=name
     )
     print(f"{name:34} {values[-1]:7.3f} after 100 epochs")
 axes.set_yscale("log")

@@ -13,7 +13,7 @@ from sordino.definitions import NeighboringRelation, format_upper_bound
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import Composed, Event, SelfComposed, compose
 from sordino.installation import require
-from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, SERIF, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLORS",
-    "METHOD_COLOURS",
+    "METHOD_COLORS",
     "STYLE",
     "checked_path",
     "first_steps",
@@ -35,7 +35,7 @@ __all__ = [
 
 
 _INK, _SOFT, _HAIR, _TINT, _ACCENT = (COLORS[name] for name in ("ink", "soft", "hair", "tint", "accent"))
-_OTHERS = METHOD_COLOURS[1:7]
+_OTHERS = METHOD_COLORS[1:7]
 _POINTS = 24
 _LEGIBLE = 4.0
 
@@ -276,8 +276,8 @@ def _trade_off(axes: "Axes", event: Event, neighboring_relation: NeighboringRela
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_AUDIT_FIGURE_ACCENT, _OTHER = METHOD_COLOURS[0], METHOD_COLOURS[1]
-_BAD = METHOD_COLOURS[3]
+_AUDIT_FIGURE_ACCENT, _OTHER = METHOD_COLORS[0], METHOD_COLORS[1]
+_BAD = METHOD_COLORS[3]
 
 
 def plot_audit(result: "AuditResult", path: Path) -> None:
@@ -417,7 +417,7 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
     names = list(dict.fromkeys(cell.method for cell in found.cells))
     for place, name in enumerate(names):
         cells = sorted((cell for cell in found.cells if cell.method == name), key=lambda cell: cell.epsilon)
-        color = METHOD_COLOURS[place % len(METHOD_COLOURS)]
+        color = METHOD_COLORS[place % len(METHOD_COLORS)]
         means = [scale * cell.mean for cell in cells]
         axes.plot(budgets, means, color=color, linewidth=2, marker=_MARKS[place % len(_MARKS)], markersize=6)
         for cell in cells:
@@ -487,7 +487,7 @@ def _bars(axes: "Axes", found: "Comparison") -> None:
         _comparison_figure_scale(found),
         sorted(found.cells, key=lambda cell: cell.mean, reverse=found.measure != "accuracy"),
     )
-    axes.barh(range(len(cells)), [scale * cell.mean for cell in cells], color=METHOD_COLOURS[0], height=0.55)
+    axes.barh(range(len(cells)), [scale * cell.mean for cell in cells], color=METHOD_COLORS[0], height=0.55)
     axes.set_yticks(range(len(cells)), [cell.method for cell in cells])
     for place, cell in enumerate(cells):
         low, high = scale * min(cell.scores), scale * max(cell.scores)

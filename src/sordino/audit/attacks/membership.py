@@ -425,7 +425,7 @@ def plot_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
         axes.legend(loc="lower right", frameon=False, labelcolor=COLORS["ink"], fontsize=10.5)
         figure.text(0.06, 0.93, title or "Membership attacks", fontsize=20, color=COLORS["ink"], family=SERIF)
         figure.text(0.06, 0.885, _describe(report), fontsize=11, color=COLORS["soft"])
-        few = f"Rates below {100 * lowest:.2g} % are not drawn: they stand on fewer than {_FEWEST_COUNTED} non-members."
+        few = f"Rates below {100 * lowest:.2g} % are not drawn: they rest on fewer than {_FEWEST_COUNTED} non-members."
         figure.text(0.06, 0.03, f"{few}\n{NO_PROOF}", fontsize=10, color=COLORS["soft"], linespacing=1.4)
         if not report.public:
             figure.text(0.96, 0.03, "Private: keep with the data.", fontsize=10, color=COLORS["alarm"], ha="right")

@@ -30,7 +30,7 @@ class EmbeddingRule(LayerRule):
     names: ClassVar[frozenset[str]] = frozenset({"weight"})
 
     def refusal(self, module: nn.Module) -> str | None:
-        """Renormalising the table or weighing by batch frequency depends on all records."""
+        """Renormalizing the table or weighing by batch frequency depends on all records."""
         if getattr(module, "max_norm", None) is not None:
             return "max_norm=None, got a table that is renormalized by the ids it sees"
         if getattr(module, "scale_grad_by_freq", False):
