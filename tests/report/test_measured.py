@@ -92,9 +92,9 @@ def test_what_is_no_prediction_is_refused(chances, labels, groups, words):
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (["ill", "well"], "ill: 2 right, 1 not; well: 1 right, 2 not"),
-        (["a", "b", "c"], "a: 2 right, 1 not; b: 1 right, 2 not; c: 0 right, 0 not"),
-        ([], "label 0: 2 right, 1 not; label 1: 1 right, 2 not"),
+        (["ill", "well"], {"ill": "2 right, 1 not", "well": "1 right, 2 not"}),
+        (["a", "b", "c"], {"a": "2 right, 1 not", "b": "1 right, 2 not", "c": "0 right, 0 not"}),
+        ([], {"0": "2 right, 1 not", "1": "1 right, 2 not"}),
     ],
 )
 def test_records_of_each_label_go_by_its_name(tmp_path, labels, said):
@@ -105,8 +105,18 @@ def test_records_of_each_label_go_by_its_name(tmp_path, labels, said):
     if labels:
         run.write_model_description({"labels": labels})
     report = build_report(run)
-    assert ("records of each label", said) in report.utility.figures
-    assert said in render_markdown(report)
+    for name, words in said.items():
+        assert (f"label {name}", words) in report.utility.figures
+        assert f"| label {name} | {words} |" in render_markdown(report)
+
+
+def test_accuracies_by_a_numeric_label_come_in_its_order(tmp_path):
+    groups = {"label": ["10"] * 40 + ["2"] * 40, "ward": ["b"] * 40 + ["a"] * 40}
+    chances = [[1.0, 0.0]] * 80
+    for columns, order in ((["label"], ["2", "10"]), (["ward"], ["b", "a"])):
+        metrics = compute_utility(chances, [0] * 80, public=True, groups={name: groups[name] for name in columns})
+        run = make(tmp_path / columns[0], metrics=metrics)
+        assert [one.value for one in build_report(run).utility.subgroups] == order
 
 
 def test_a_run_without_noisy_steps_has_no_laboratory_and_no_steps_of_training(tmp_path):

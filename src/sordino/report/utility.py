@@ -252,7 +252,7 @@ def compute_regression_utility(predicted: ArrayLike, targets: ArrayLike, *, publ
 
 
 def describe_figures(metrics: Mapping[str, Metric], labels: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """The public figures shown with accuracy, or in its place, each with its words; the confusion table last.
+    """The public figures shown with accuracy, or in its place, each with its words; the records of each label last.
 
     Args:
         metrics: of a run.
@@ -260,8 +260,8 @@ def describe_figures(metrics: Mapping[str, Metric], labels: Sequence[str] = ()) 
 
     Example:
         >>> found = compute_label_utility([0, 0, 1], [0, 1, 1], classes=2, public=True)
-        >>> describe_figures(found, ["ill", "well"])[-1]
-        ('records of each label', 'ill: 1 right, 0 not; well: 1 right, 1 not')
+        >>> describe_figures(found, ["ill", "well"])[-2:]
+        [('label ill', '1 right, 0 not'), ('label well', '1 right, 1 not')]
     """
     shown = {name: metric.value for name, metric in metrics.items() if metric.public}
     found = [
@@ -273,13 +273,10 @@ def describe_figures(metrics: Mapping[str, Metric], labels: Sequence[str] = ()) 
     counts = {pair: int(shown[f"{_CONFUSION}:{pair[0]}:{pair[1]}"]) for pair in pairs}
     classes = sorted({true for true, _ in pairs})
     if classes:
-        names = labels if len(labels) == len(classes) else [f"label {true}" for true in classes]
-        said = [
-            f"{name}: {counts[true, true]:,} right, {sum(counts[true, guess] for guess in classes if guess != true):,} "
-            "not"
-            for true, name in zip(classes, names, strict=True)
-        ]
-        found.append(("records of each label", "; ".join(said)))
+        names = labels if len(labels) == len(classes) else [str(true) for true in classes]
+        for true, name in zip(classes, names, strict=True):
+            wrong = sum(counts[true, guess] for guess in classes if guess != true)
+            found.append((f"label {name}", f"{counts[true, true]:,} right, {wrong:,} not"))
     return found
 
 
@@ -339,6 +336,9 @@ def _subgroups(shown: Mapping[str, float]) -> tuple[Subgroup, ...]:
             found.append(
                 Subgroup(column=column, value=value, records=int(records), accuracy=accuracy, lower=lower, upper=upper)
             )
+    # Labels that are numbers come in their order; other groups as they were measured.
+    if all(one.value.isdigit() for one in found):
+        found.sort(key=lambda one: (one.column, int(one.value)))
     return tuple(found)
 
 
