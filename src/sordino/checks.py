@@ -5,12 +5,12 @@ Every function takes exactly one keyword argument, whose name becomes the name i
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 
 from sordino.errors import InvalidArgument
 
-__all__ = ["in_range", "integer", "non_negative", "one_of", "positive", "probability"]
+__all__ = ["in_range", "integer", "non_negative", "one_of", "positive", "probability", "several"]
 
 
 def _single(argument: dict[str, object]) -> tuple[str, object]:
@@ -89,3 +89,11 @@ def one_of(choices: Collection[object], *, hint: str = "", **argument: object) -
     if value not in choices:
         raise _raise_invalid(name, "one of " + ", ".join(map(str, choices)), value, hint)
     return value
+
+
+def several(*, hint: str = "", **argument: object) -> list[object]:
+    """A list of values: a sequence or an array, and no single number or text. What is in it is not checked."""
+    name, value = _single(argument)
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
+        raise _raise_invalid(name, "a list of values", value, hint)
+    return list(value)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sordino.accounting import privacy_loss_tail, privacy_profile
+from sordino.accounting import privacy_loss_tail, privacy_profile, trade_off_curve
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, Laplace, NonPrivate, NoOp, PoissonSampled, PureDP, SelfComposed
@@ -77,3 +77,10 @@ def test_the_tail_bounds_delta_and_falls():
         deltas = privacy_profile(event, POINTS, neighboring_relation=relation)
         assert all(tail.upper >= small for tail, small in zip(tails, deltas, strict=True))
         assert [tail.upper for tail in tails] == sorted((tail.upper for tail in tails), reverse=True)
+
+
+@pytest.mark.parametrize("function", [privacy_loss_tail, privacy_profile, trade_off_curve])
+@pytest.mark.parametrize("points", [0.5, None, "0.5"])
+def test_one_point_where_several_belong_is_refused_by_name(function, points):
+    with pytest.raises(InvalidArgument, match="must be a list of values"):
+        function(Gaussian(noise_multiplier=1.0), points)

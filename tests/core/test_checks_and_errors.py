@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sordino import checks, errors
@@ -68,3 +69,14 @@ def test_open_ends_and_ranges_are_kept():
 def test_a_check_takes_exactly_one_argument():
     with pytest.raises(TypeError):
         checks.positive(a=1, b=2)
+
+
+@pytest.mark.parametrize("good", [[1, 2], (1.0,), [], np.array([0.5]), range(2), iter([3])])
+def test_several_values_are_a_list(good):
+    assert isinstance(checks.several(thresholds=good), list)
+
+
+@pytest.mark.parametrize("bad", [1.0, None, "12", b"1", np.float64(1.0), np.array(1.0)])
+def test_one_value_where_several_belong_is_refused_by_name(bad):
+    with pytest.raises(errors.InvalidArgument, match="thresholds must be a list of values"):
+        checks.several(thresholds=bad)

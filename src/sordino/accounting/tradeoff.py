@@ -117,7 +117,7 @@ def privacy_loss_tail(
         True
     """
     neighboring_relation = NeighboringRelation(neighboring_relation)
-    points = [checks.positive(thresholds=threshold) for threshold in thresholds]
+    points = [checks.positive(thresholds=threshold) for threshold in checks.several(thresholds=thresholds)]
     steps = flatten(event, neighboring_relation)
     if steps.empty or steps.non_private:
         lost = 0.0 if steps.empty else 1.0
@@ -173,7 +173,7 @@ def privacy_profile(
         >>> [round(x, 4) for x in privacy_profile(Gaussian(noise_multiplier=1.0), [0.0, 1.0])]
         [0.3829, 0.1269]
     """
-    points = [checks.non_negative(epsilon=epsilon) for epsilon in epsilons]
+    points = [checks.non_negative(epsilon=epsilon) for epsilon in checks.several(epsilons=epsilons)]
     curves = _direction_curves(event, NeighboringRelation(neighboring_relation))
     return [min(1.0, max(curve(point) for curve in curves)) for point in points]
 
@@ -254,12 +254,12 @@ def trade_off_curve(
         >>> [round(x, 4) for x in trade_off_curve(Gaussian(noise_multiplier=2.0), [0.01, 0.1])]
         [0.9661, 0.7828]
     """
-    if len(false_positive_rates) <= _FEW_RATES:
-        return [
-            1 - true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
-            for rate in false_positive_rates
-        ]
-    rates = [checks.probability(false_positive_rate=rate) for rate in false_positive_rates]
+    rates = [
+        checks.probability(false_positive_rate=rate)
+        for rate in checks.several(false_positive_rates=false_positive_rates)
+    ]
+    if len(rates) <= _FEW_RATES:
+        return [1 - true_positive_rate(event, rate, neighboring_relation=neighboring_relation) for rate in rates]
     curves = _direction_curves(event, NeighboringRelation(neighboring_relation))
     tables = [_table(curve) for curve in curves]
     lines = [_lines(*pair) for pair in zip(tables, reversed(tables), strict=True)]
