@@ -84,9 +84,7 @@ for steps in lengths:
 figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
 for place, (name, values) in enumerate(curves.items()):
     means, bars = np.array(values).T
-    axes.errorbar(
-        lengths, means, yerr=bars, marker="o", capsize=3, linewidth=2, color=METHOD_COLORS[place], label=name
-    )
+    axes.errorbar(lengths, means, yerr=bars, marker="o", capsize=3, linewidth=2, color=METHOD_COLORS[place], label=name)
 axes.set_xscale("log")
 axes.set_yscale("log")
 axes.set_xticks(lengths, [str(steps) for steps in lengths])
