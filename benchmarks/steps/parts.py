@@ -33,7 +33,7 @@ _LOOP = {
     "`next(batch)`": "draws, charges, collates, wraps the batch in traced tensors, secret generators",
     "`optimizer.zero_grad()`": "torch",
     "forward and loss": "hooks, what the layer saw, the trace of each operation, the module's state before and after",
-    "`loss.backward()`": "compares the trace with the form that was proved, then the backward pass",
+    "`loss.backward()`": "compares the trace with the form that was checked, then the backward pass",
     "`optimizer.step()`": "norms, clipped sum, noise, division, the settings of optimizer and scheduler, the step",
 }
 _FIT = {

@@ -189,7 +189,7 @@ class RepeatedPLD:
 def pld_directions(
     steps: EventCounts, neighboring_relation: NeighboringRelation
 ) -> tuple[tuple[RepeatedPLD, ...], ...]:
-    """The distributions of all steps, once for each direction; symmetric steps stand in both.
+    """The distributions of all steps, once for each direction; symmetric steps are in both.
 
     Raises:
         UnsupportedEvent: a step has no distribution under this relation, or more losses than can be listed.

@@ -145,7 +145,7 @@ class DocumentationIndex:
 
 
 def explain(name: str = "") -> DocumentationSection | DocumentationIndex:
-    """The section of the documentation that a name stands for, without a network.
+    """The section of the documentation with this name, offline.
 
     Args:
         name: an error (CoupledRecords), a section (coupled-records) or a page (tuning); without one, what there is.

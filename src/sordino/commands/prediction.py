@@ -262,7 +262,7 @@ class _NewRecords:
                 writer.writerow([*row, *values])
 
     def _rows(self) -> Iterator[list[str]]:
-        """Header and cells as they stand in the file; of arrays and named sets the number of each record."""
+        """Header and cells as in the file; of arrays and named sets the number of each record."""
         if self.source is None:
             yield ["record"]
             yield from ([str(number)] for number in range(len(self.records)))
@@ -279,7 +279,7 @@ class _NewRecords:
         yield from _csv_rows(self.source, self.table_format)
 
     def _table(self) -> "pa.Table":
-        """What stands in the file; every cell of a CSV file as a text."""
+        """Content of the file; every cell of a CSV file as text."""
         import pyarrow as pa
 
         from sordino.data.tables import is_csv, read_arrow
@@ -307,7 +307,7 @@ def _texts(values: npt.NDArray[np.generic]) -> list[str]:
 
 
 def _csv_rows(source: Path, table_format: "TableFormat | None") -> Iterator[list[str]]:
-    """Header and records of a CSV or TSV file, every cell as it stands there."""
+    """Header and records of a CSV or TSV file, every cell as text."""
     from sordino.data.tables import LONGEST_LINE, open_table_text
 
     csv.field_size_limit(LONGEST_LINE)

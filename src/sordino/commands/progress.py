@@ -7,7 +7,7 @@ __all__ = ["Progress", "SILENT"]
 
 
 class Progress:
-    """Says nothing. The command line passes one that prints; whoever wants to hear more derives a class from it.
+    """Says nothing. The command line passes one that prints; derive a class to receive more.
 
     What is said depends on no private record.
     """

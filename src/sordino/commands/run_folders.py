@@ -87,7 +87,7 @@ class RunSummary:
         ]
 
     def measured(self) -> dict[str, str]:
-        """Values that stand for the whole; bins and subgroups are for the report and the JSON."""
+        """Values for all records; bins and subgroups are for the report and the JSON."""
         return {name: f"{value:.4f}" for name, value in self.metrics.items() if ":" not in name}
 
     def to_dict(self) -> dict[str, object]:

@@ -322,7 +322,7 @@ def _charged_run(
     epsilon: float,
     folder: Path | str | None,
 ) -> RunFolder:
-    """A run folder in which the charge stands, before a record is read; nothing where the ledger refuses it."""
+    """A run folder with the charge, written before a record is read; none if the ledger refuses it."""
     from sordino import accounting
     from sordino.events import to_dict
 
@@ -522,7 +522,7 @@ def schema_check(
     """Count how many values of each column can be read, lie in range and are listed, and records without a label.
 
     Guarantee: with `epsilon`, (ε, δ) for one record added or removed: a record is in one cell of one histogram a
-    column; charged before a record is read. Without, none: exact counts are for whoever may see the records.
+    column; charged before a record is read. Without, none: exact counts are only for people who may see the records.
 
     Args:
         file: the table.

@@ -63,7 +63,7 @@ class RandomTrees:
 
     Args:
         features: the feature of each node [T, 2^depth − 1].
-        right: the bins of that feature that go right [T, 2^depth − 1, bins + 1]; the last stands for no bin.
+        right: the bins of that feature that go right [T, 2^depth − 1, bins + 1]; the last entry means no bin.
     """
 
     features: IntegerArray

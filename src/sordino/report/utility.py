@@ -256,7 +256,7 @@ def describe_figures(metrics: Mapping[str, Metric], labels: Sequence[str] = ()) 
 
     Args:
         metrics: of a run.
-        labels: names of the labels, in their order; where there are none a label's number stands.
+        labels: names of the labels, in their order; without names a label's number is shown.
 
     Example:
         >>> found = compute_label_utility([0, 0, 1], [0, 1, 1], classes=2, public=True)
