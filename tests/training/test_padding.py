@@ -16,6 +16,7 @@ from sordino.training.engine import PrivacyEngine
 from sordino.training.fit import fit
 from sordino.training.plan import Plan
 from sordino.training.probing.padding import PaddedTensor, Padding, check_padding
+from sordino.training.probing.probe_runner import ProbeTask
 
 LENGTHS = (5, 9, 3, 12, 5, 7, 8, 4)
 
@@ -374,7 +375,10 @@ def may_vary(model, *, in_front=False, loss=lambda made, labels, ids: F.cross_en
     capture = GradientCapture(model)
     batch = torch.zeros(0, 7, dtype=torch.long), torch.zeros(0, dtype=torch.long)
     try:
-        check_padding(padding, model, capture, batch, lambda batch: loss(model(batch[0]), batch[1], batch[0]))
+        task = ProbeTask(
+            model=model, recorder=capture, records=batch, run=lambda batch: loss(model(batch[0]), batch[1], batch[0])
+        )
+        check_padding(padding, task)
     finally:
         capture.detach()
     return padding.may_vary

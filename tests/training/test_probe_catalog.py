@@ -14,7 +14,8 @@ from sordino.gradients.numerics import product_mode
 from sordino.training.fit import fit
 from sordino.training.loader import max_batch_size
 from sordino.training.plan import Plan
-from sordino.training.probing.probe import ProbeRunner, ProbeSize, _replaced_sets, check_record_independence
+from sordino.training.probing.probe import _replaced_sets, check_record_independence
+from sordino.training.probing.probe_runner import ProbeOptions, ProbeRunner, ProbeTask
 
 _MOST = 64
 MIX = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
@@ -31,6 +32,11 @@ class Net(nn.Module):
         return self.function(self, x)
 
 
+def check(model, capture, records, run, **options):
+    task = ProbeTask(model=model, recorder=capture, records=records, run=run, options=ProbeOptions(**options))
+    check_record_independence(task)
+
+
 def probe(function, *, reduction="none", records=_MOST, seed=0):
     torch.manual_seed(seed)
     model = Net(function)
@@ -41,8 +47,7 @@ def probe(function, *, reduction="none", records=_MOST, seed=0):
         return F.cross_entropy(model(made_up[0]), made_up[1], reduction=reduction)
 
     try:
-        size = ProbeSize(records=records)
-        check_record_independence(model, capture, batch, run, reduction=reduction, size=size)
+        check(model, capture, batch, run, reduction=reduction, num_records=records)
     finally:
         capture.detach()
 
@@ -199,7 +204,7 @@ def test_no_large_batch_is_looked_at_twice(name, monkeypatch):
 
     monkeypatch.setattr(ProbeRunner, "look", noted)
     try:
-        check_record_independence(model, capture, batch, run, size=ProbeSize(records=_MOST))
+        check(model, capture, batch, run, num_records=_MOST)
     finally:
         capture.detach()
     assert len(seen) > 2
@@ -408,7 +413,7 @@ def compared(use, reduction):
         return losses if reduction == "none" else losses.mean()
 
     try:
-        check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+        check(model, capture, batch, run, reduction=reduction, num_records=20)
     finally:
         capture.detach()
 
@@ -495,7 +500,7 @@ def test_a_gradient_that_is_captured_in_part_is_refused_by_name(monkeypatch, fac
     monkeypatch.setattr(capture, "add_weighted_sums", partly)
     batch = torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)
     with pytest.raises(UncapturedParameter, match="weight"):
-        check_record_independence(model, capture, batch, lambda made_up: plain_loss(model, *made_up))
+        check(model, capture, batch, lambda made_up: plain_loss(model, *made_up))
     capture.detach()
 
 
@@ -686,7 +691,7 @@ def test_outputs_that_compare_records_are_left_out_where_the_model_itself_holds_
         return losses if reduction == "none" else losses.mean()
 
     try:
-        check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+        check(model, capture, batch, run, reduction=reduction, num_records=20)
     finally:
         capture.detach()
 
@@ -702,7 +707,7 @@ def test_a_record_whose_outputs_sum_to_nothing_is_compared_as_others_are(monkeyp
         return (hidden - hidden.sum(2, keepdim=True) / 3).square().mean((1, 2))
 
     try:
-        check_record_independence(model, capture, (torch.zeros(2, 5, 4),), run, size=ProbeSize(records=20))
+        check(model, capture, (torch.zeros(2, 5, 4),), run, num_records=20)
     finally:
         capture.detach()
 
@@ -728,7 +733,7 @@ def test_a_model_that_holds_parameters_and_draws_numbers_is_captured_while_its_o
         return F.cross_entropy(model(made_up[0]), made_up[1], reduction=reduction)
 
     try:
-        check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+        check(model, capture, batch, run, reduction=reduction, num_records=20)
     finally:
         capture.detach()
 
@@ -760,6 +765,6 @@ def test_records_are_compared_where_the_model_returns_an_object_of_its_own(above
 
     try:
         with nullcontext() if above is None else pytest.raises(CoupledRecords):
-            check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=_MOST))
+            check(model, capture, batch, run, reduction=reduction, num_records=_MOST)
     finally:
         capture.detach()

@@ -8,10 +8,10 @@ from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecord
 STRUCTURE = torch.zeros(2, 3), torch.zeros(2, 4, dtype=torch.int16), torch.zeros(2, dtype=torch.long), torch.ones(7)
 KINDS = [
     AdversarialValue(floats=1e4),
-    AdversarialValue(floats=torch.nan, place=0),
+    AdversarialValue(floats=torch.nan, tensor=0),
     AdversarialValue(integers=-100),
-    AdversarialValue(integers="range", place=1),
-    AdversarialValue(floats=-1e4, integers=5, place=2),
+    AdversarialValue(integers="range", tensor=1),
+    AdversarialValue(floats=-1e4, integers=5, tensor=2),
 ]
 
 

@@ -57,7 +57,7 @@ from sordino.training.plan import PerformanceOptions, Plan
 from sordino.training.private_run import ChargedBatch, PrivateRun
 from sordino.training.probing.one_by_one import check_records, is_not_captured
 from sordino.training.probing.padding import check_padding
-from sordino.training.probing.probe import ProbeSize
+from sordino.training.probing.probe_runner import ProbeOptions, ProbeTask
 from sordino.training.pytree import map_tensors
 from sordino.training.record_source import (
     RecordSource,
@@ -628,25 +628,20 @@ class _FitLoop:
         self._probed[marks] = max(known or 0, most)
         made_up = map_tensors(lambda tensor: tensor.to(self._device), batch)
         size = self._performance.chunk_size
-        extent = ProbeSize(
-            records=most,
+        options = ProbeOptions(
+            public_batch=self._public_batch,
+            values_released=self._plan.loss_release is not None,
+            is_split=self._ranks.world_size > 1 or (size is not None and 1 < size < len(self._source)),
+            num_records=most,
             two_passes=self._performance.clipping_mode == "two_pass",
             again=again,
             is_thorough=self._num_chunks > _SMALL_AGAIN,
         )
+        task = ProbeTask(
+            model=self._model, recorder=self._recorder, records=made_up, run=self._loss_of, options=options
+        )
         try:
-            check_records(
-                self._model,
-                self._recorder,
-                made_up,
-                self._loss_of,
-                public_batch=self._public_batch,
-                values_released=self._plan.loss_release is not None,
-                as_in_a_batch=self._refusal is not None,
-                is_split=self._ranks.world_size > 1 or (size is not None and 1 < size < len(self._source)),
-                advises=not self._may_go_one_by_one(),
-                size=extent,
-            )
+            check_records(task, as_in_a_batch=self._refusal is not None, advises=not self._may_go_one_by_one())
         except PrivacyError as refusal:
             if isinstance(refusal, CoupledRecords):
                 raise  # the cause of both refusals
@@ -659,7 +654,8 @@ class _FitLoop:
             self._probed.clear()
             self._probe(batch, records)
             _LOG.warning(_ONE_BY_ONE, refusal.args[0])
-        check_padding(padding, self._model, self._recorder, made_up, self._loss_of, size=extent)
+        # Meanwhile the recorder may be another one.
+        check_padding(padding, replace(task, recorder=self._recorder))
 
     def _loss_of(self, batch: object) -> Tensor:
         return self._loss(self._model, *cast("tuple[object, ...]", batch))

@@ -45,7 +45,7 @@ from sordino.training.optimizer_checks import (
 from sordino.training.plan import PerformanceOptions
 from sordino.training.private_run import PrivateRun, RunState
 from sordino.training.probing.padding import Padding
-from sordino.training.probing.probe import graph_nodes
+from sordino.training.probing.probe_runner import graph_nodes
 from sordino.training.probing.snapshots import random_states
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch

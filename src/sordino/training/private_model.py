@@ -14,7 +14,6 @@ from sordino import accounting
 from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, NotOffered
 from sordino.events import NoOp, describe_sampling
-from sordino.gradients import OneByOne
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.training.adaptive_budget import FILTER_CAVEAT, AdaptiveBudgetRun, Admitted
@@ -23,18 +22,11 @@ from sordino.training.distributed import DistributedContext, get_distributed_con
 from sordino.training.engine_run_folder import Journal
 from sordino.training.loader import PrivateLoader, batch_bound, dataset_size_of, max_batch_size, num_synthetic_records
 from sordino.training.loop_hooks import LoopHooks
-from sordino.training.loss_tracing.criterion import (
-    Criterion,
-    ProbeOptions,
-    check_arguments,
-    check_criterion,
-    check_traced_loss,
-    try_forward,
-)
+from sordino.training.loss_tracing.criterion import Criterion, LoopProbe
 from sordino.training.optimizer_checks import check_module_and_optimizer
 from sordino.training.plan import PerformanceOptions, Plan
 from sordino.training.private_run import PrivateRun
-from sordino.training.probing.probe import ProbeSize
+from sordino.training.probing.probe_runner import ProbeOptions
 from sordino.training.record_source import UnitAssignment
 from sordino.training.run_writer import DIAGNOSTICS_CAVEAT
 
@@ -209,56 +201,29 @@ class ModuleFields:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def install_probe(
-    hooks: LoopHooks,
-    loader: PrivateLoader,
-    reduction: str,
-    criterion: Criterion | None,
-    public_batch: object,
-    size: ProbeSize,
-) -> None:
+def install_probe(hooks: LoopHooks, loader: PrivateLoader, criterion: Criterion | None, options: ProbeOptions) -> None:
     """Have model and loss checked independent before the first record is used.
 
     Args:
         hooks: of the module.
         loader: gives the batches: what they look like, and how they are padded.
-        reduction: "mean" or "sum" over records.
         criterion: the declared loss; without one the loop's own is followed.
-        public_batch: records to use instead of synthetic ones, or None.
-        size: the most records that the module gets at once.
+        options: how training reads its records.
     """
     # The loop never meets an empty batch: the loader gives it synthetic records in place of none.
-    together = 1 if isinstance(hooks.capture, OneByOne) else min(4, size.records)
-    structure = loader.empty_batch
-    options = ProbeOptions(
-        reduction=reduction,
-        may_be_empty=False,
-        public_batch=public_batch,
-        together=together,
+    probe = LoopProbe(
+        hooks.module,
+        lambda: hooks.capture,
+        loader.empty_batch,
+        criterion=criterion,
         padding=loader.padding,
-        is_split=loader.is_split or hooks.processes > 1,
-        size=size,
+        options=options,
     )
-
-    def options_for(times: int) -> ProbeOptions:
-        return options.repeated(times) if times else options
-
     hooks.follow_padding(loader.padding)
     if criterion is None:
-        hooks.set_loss_check(
-            lambda tape, loss, times: check_traced_loss(
-                hooks.module, hooks.capture, tape, loss, structure, options_for(times)
-            ),
-            lambda tape, args, kwargs: try_forward(hooks.module, hooks.capture, tape, args, kwargs, structure, options),
-        )
+        hooks.set_loss_check(probe.check_traced_loss, probe.try_forward)
     else:
-        hooks.set_module_check(
-            lambda times: check_criterion(hooks.module, hooks.capture, criterion, structure, options_for(times)),
-            criterion,
-            lambda tape, given, times: check_arguments(
-                hooks.module, hooks.capture, tape, given, criterion, structure, options_for(times)
-            ),
-        )
+        hooks.set_module_check(probe.check_criterion, criterion, probe.check_arguments)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -417,8 +382,14 @@ class MakePrivateArguments:
             most = max_batch_size(
                 plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.world_size
             )
-            size = ProbeSize(records=most, two_passes=self.performance.clipping_mode == "two_pass")
-            install_probe(hooks, loader, self.loss_reduction, self.criterion, public_batch, size)
+            options = ProbeOptions(
+                reduction=self.loss_reduction,
+                public_batch=public_batch,
+                is_split=loader.is_split or hooks.processes > 1,
+                num_records=most,
+                two_passes=self.performance.clipping_mode == "two_pass",
+            )
+            install_probe(hooks, loader, self.criterion, options)
         except BaseException:
             hooks.detach()
             fields.remove()

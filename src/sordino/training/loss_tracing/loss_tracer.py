@@ -28,7 +28,7 @@ from sordino.training.loss_tracing.criterion import Criterion, OutputGradientChe
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
 from sordino.training.loss_tracing.traced_tensor import TracedTensor, not_noting, untainted
 from sordino.training.probing.padding import Padding
-from sordino.training.probing.probe import external_parameter_error, graph_bypassing_outputs, graph_leaves
+from sordino.training.probing.probe_runner import external_parameter_error, graph_bypassing_outputs, graph_leaves
 from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks, tensor_attributes
 from sordino.training.probing.torch_modes import PublicDivisor
 from sordino.training.pytree import tensors_in

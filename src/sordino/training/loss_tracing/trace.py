@@ -41,7 +41,7 @@ from sordino.training.loss_tracing.traced_tensor import (
     without_trace,
 )
 from sordino.training.optimizer_checks import is_private_parameter
-from sordino.training.probing.probe import graph_leaves
+from sordino.training.probing.probe_runner import graph_leaves
 from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.probing.torch_modes import with_public_divisor
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves, tree_map

@@ -4,13 +4,11 @@ There a record's forward and backward pass meet no other record. What is left to
 whether the module remembers something from one record to the next, and whether the loss is one number of this record.
 """
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy import random as numpy_random
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,19 +22,21 @@ from sordino.errors import (
     UncapturedParameter,
     UnsupportedModule,
 )
-from sordino.gradients import GradientCapture, OneByOne, Recorder
-from sordino.training.probing.probe import (
+from sordino.gradients import GradientCapture, OneByOne
+from sordino.training.probing.probe import check_record_independence
+from sordino.training.probing.probe_runner import (
     ProbeRunner,
-    ProbeSize,
+    ProbeTask,
+    attempt,
     backward_into_the_module,
     check_no_max_norm_embeddings,
-    check_record_independence,
     external_parameter_error,
+    first_that_runs,
     graph_leaves,
     preserve_model_state,
 )
 from sordino.training.probing.snapshots import DisableRandomness, SeededGenerators, random_states
-from sordino.training.probing.synthetic import INTEGER_PATTERNS, AdversarialValue, SyntheticRecords
+from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecords
 from sordino.training.pytree import tensors_in
 
 __all__ = ["NOT_CAPTURED", "check_draws", "check_one_by_one", "check_records", "is_not_captured"]
@@ -60,39 +60,17 @@ _DRAWS_SEEDS = (736_878_701, 736_878_702)
 _OTHERS = 13
 
 
-def check_draws(
-    model: nn.Module,
-    recorder: Recorder,
-    records: object,
-    run: Callable[[object], Tensor],
-    *,
-    reduction: str = "none",
-    public_batch: object = None,
-    is_split: bool = False,
-    size: ProbeSize | None = None,
-) -> None:
+def check_draws(task: ProbeTask) -> None:
     """Refuse random numbers that are not secret, or that tie the records of a microbatch to each other.
 
-    Guarantee: only the structure of `records` is read.
-
-    Args:
-        model: in the mode in which it will be trained.
-        recorder: of the model's gradients, with no recording in use.
-        records: a batch, or a batch with no rows; or a tuple whose first part is one.
-        run: batch ↦ loss, as for `check_record_independence`.
-        reduction: "none", "mean" or "sum".
-        public_batch: records to use instead of synthetic ones.
-        is_split: whether a logical batch may come in several microbatches of more than one record, or in several
-            processes.
-        size: how many records at once.
+    Guarantee: only the structure of the task's records is read.
 
     Raises:
         CoupledRecords: a generator of the model's own, a seed, or a number for all records of a microbatch.
     """
-    with preserve_model_state(model):
-        example = list(tensors_in(public_batch))
-        look = _Look(recorder, run, reduction, records, example, size or ProbeSize(), is_split=is_split)
-        first = look.drawn(_DRAWS_SEEDS[0])
+    with preserve_model_state(task.model):
+        probe = _DrawsProbe(task)
+        first = probe.drawn(_DRAWS_SEEDS[0])
         if first is None or not (first.used.any() or first.of_torch):
             return
         if first.of_own:
@@ -102,38 +80,23 @@ def check_draws(
                 "the global generators have secret states while a batch is processed."
             )
         # torch's generators tell by themselves whether they were seeded.
-        second = look.drawn(_DRAWS_SEEDS[1]) if first.used.any() else None
-        same = second is not None and (first.used & _equal(first.after, second.after)).any()
-        if first.was_seeded or same:
+        second = probe.drawn(_DRAWS_SEEDS[1]) if first.used.any() else None
+        if first.was_seeded or first.ends_like(second):
             raise CoupledRecords(
                 "random generators must not be seeded in model and loss, got a new seed: a record's numbers would "
                 "follow from its place in the batch. Leave it out; seed before training."
             )
         # Each record has draws of its own where the model gets one at a time.
-        if not is_split or look.rows == 1:
+        if not task.options.is_split or probe.rows == 1:
             return
-        fewer = look.drawn(_DRAWS_SEEDS[0], rows=look.rows - 1)
-        may_share = fewer is not None and (first.used & _equal(first.after, fewer.after)).any()
-        if first.is_shared(fewer) or (may_share and look.matters()):
+        fewer = probe.drawn(_DRAWS_SEEDS[0], rows=probe.rows - 1)
+        if first.is_shared(fewer) or (first.ends_like(fewer) and probe.matters()):
             raise CoupledRecords(
                 "random numbers in model and loss must be drawn for each record where batches are split into "
                 "microbatches or over processes, got a draw that all rows share: which records share it depends on how "
                 "many there are. Draw one row per record, switch the layer off (layerdrop=0), or use microbatch_size=1 "
                 "or None in one process."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OtherDraws(SeededGenerators):
-    """torch's generators start with `seed`, those of Python and NumPy with `other`."""
-
-    other: int
-
-    def start(self) -> None:
-        """Start all generators again."""
-        super().start()
-        random.seed(self.other)
-        numpy_random.seed(self.other)  # noqa: NPY002
 
 
 class _Draws(TorchDispatchMode):
@@ -170,6 +133,10 @@ class _Draws(TorchDispatchMode):
             self.sizes += [] if first is None else [first.numel()]
         return found
 
+    def ends_like(self, other: "_Draws | None") -> bool:
+        """Whether a generator of Python's or NumPy's was used, and ends where it ended in another pass."""
+        return other is not None and bool((self.used & _equal(self.after, other.after)).any())
+
     def is_shared(self, fewer: "_Draws | None") -> bool:
         """Whether a draw is not as many times as large as one with fewer records as there are more records."""
         if fewer is not None and len(fewer.sizes) == len(self.sizes):
@@ -178,71 +145,53 @@ class _Draws(TorchDispatchMode):
         return any(size % self.rows for size in self.sizes)
 
 
-class _Look:
-    def __init__(
-        self,
-        recorder: Recorder,
-        run: Callable[[object], Tensor],
-        reduction: str,
-        structure: object,
-        example: Sequence[Tensor],
-        size: ProbeSize,
-        *,
-        is_split: bool,
-    ) -> None:
-        self._recorder, self._run, self._reduction = recorder, run, reduction
-        self._structure, self._example = structure, example
-        self._two_passes = size.two_passes
-        # What ties the records of a microbatch shows in how many numbers are drawn; a few records tell where from.
-        few = size.records if is_split else min(_FEW, size.records)
-        most = min([few, *(len(tensor) - 1 for tensor in example if tensor.dim())])
-        self.rows = next((rows for rows in _ROWS if rows <= most), 1) if isinstance(recorder, GradientCapture) else 1
-        self._given = next((tensor.size(0) for tensor in tensors_in(structure) if tensor.dim()), 0)
+class _DrawsProbe:
+    """Draws of the first kind of synthetic records that the loop runs on."""
 
-    def drawn(self, seed: int, *, rows: int | None = None, other: int | None = None) -> _Draws | None:
-        """What the first kind of synthetic records that the loop runs on draws; None where it runs on none."""
+    def __init__(self, task: ProbeTask) -> None:
+        self._task, options = task, task.options
+        # What ties the records of a microbatch shows in how many numbers are drawn; a few records tell where from.
+        few = options.num_records if options.is_split else min(_FEW, options.num_records)
+        most = min([few, *(len(tensor) - 1 for tensor in tensors_in(options.public_batch) if tensor.dim())])
+        is_captured = isinstance(task.recorder, GradientCapture)
+        self.rows = next((rows for rows in _ROWS if rows <= most), 1) if is_captured else 1
+
+    def drawn(self, seed: int, *, rows: int | None = None, other_seed: int | None = None) -> _Draws | None:
+        """What is drawn; None where the loop runs on no synthetic records."""
         rows = self.rows if rows is None else rows
-        for pattern in INTEGER_PATTERNS:
-            records = SyntheticRecords(
-                self._structure, rows=self._given, count=rows, pattern=pattern, example=self._example
-            )
-            draws = _Draws(rows, seed)
+        chance = SeededGenerators(seed=seed, other_seed=other_seed)
+
+        def observed(records: SyntheticRecords) -> _Draws:
+            batch, recorder, draws = records.batch(range(rows)), self._task.recorder, _Draws(rows, seed)
+            chance.start()
+            before = random_states()[1:]
             try:
-                chance = SeededGenerators(seed=seed) if other is None else _OtherDraws(seed=seed, other=other)
-                self._observe(records.batch(range(rows)), rows, draws, chance)
-            except SordinoError:
-                raise
-            except Exception:
-                self._recorder.discard()
-                continue
+                with draws:
+                    if isinstance(recorder, GradientCapture):
+                        runner = ProbeRunner(self._task)
+                        draws.norms = runner.observe(batch, torch.zeros(0, rows), chance=chance, large=True).norms
+                    else:
+                        with recorder.capturing(1), torch.enable_grad():
+                            total = self._task.run(batch).sum()
+                            backward_into_the_module(total, total.backward, records=rows)
+            finally:
+                recorder.discard()
+            draws.after = random_states()[1:]
+            draws.used = ~_equal(before, draws.after)
             return draws
-        return None
+
+        return first_that_runs(self._task.kinds(rows), observed)[1]
 
     def matters(self) -> bool:
         """Whether any record's gradient changes with Python's or NumPy's numbers: type checkers draw some too."""
-        norms = [self._norms(other) for other in range(_OTHERS)]
+        norms = [self._norms(other_seed) for other_seed in range(_OTHERS)]
         return not all(torch.allclose(norms[0], other, rtol=1e-4, equal_nan=True) for other in norms[1:])
 
-    def _norms(self, other: int) -> Tensor:
-        draws = self.drawn(_DRAWS_SEEDS[0], other=other)
+    def _norms(self, other_seed: int) -> Tensor:
+        draws = self.drawn(_DRAWS_SEEDS[0], other_seed=other_seed)
         assert draws is not None
         assert draws.norms is not None
         return draws.norms
-
-    def _observe(self, batch: object, rows: int, draws: _Draws, chance: SeededGenerators) -> None:
-        chance.start()
-        before = random_states()[1:]
-        with draws:
-            if isinstance(self._recorder, GradientCapture):
-                observer = ProbeRunner(self._recorder, self._run, self._reduction, two_passes=self._two_passes)
-                draws.norms = observer.observe(batch, torch.zeros(0, rows), chance=chance, large=True).norms
-            else:
-                with self._recorder.capturing(1), torch.enable_grad():
-                    total = self._run(batch).sum()
-                    backward_into_the_module(total, total.backward, records=rows)
-                self._recorder.discard()
-        draws.after = random_states()[1:]
-        draws.used = ~_equal(before, draws.after)
 
 
 def _equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
@@ -271,7 +220,7 @@ _ADVICE = (
 _RECORDS = 4
 # The record whose gradient is compared before and after the others.
 _WATCHED = 1
-_POISONS = (
+_ADVERSARIAL = (
     *(AdversarialValue(floats=value) for value in (torch.nan, 1e4, -1e4)),
     *(AdversarialValue(integers=value) for value in (-1, -100, 2, "range")),
 )
@@ -282,130 +231,45 @@ _HALF = 5e-2
 _TOGETHER = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
-def check_records(
-    model: nn.Module,
-    recorder: Recorder,
-    records: object,
-    run: Callable[[object], Tensor],
-    *,
-    reduction: str = "none",
-    may_be_empty: bool = False,
-    public_batch: object = None,
-    values_released: bool = False,
-    as_in_a_batch: bool = False,
-    is_split: bool = False,
-    advises: bool = True,
-    size: ProbeSize | None = None,
-) -> None:
+def check_records(task: ProbeTask, *, as_in_a_batch: bool = False, advises: bool = True) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient, as it is recorded.
 
-    Args and errors are those of `check_record_independence`, `check_one_by_one` and `check_draws`. With `advises`
-    the refusal of a capture names one record at a time where synthetic records show that this would work.
+    Errors are those of `check_record_independence`, `check_one_by_one` and `check_draws`.
+
+    Args:
+        task: what is checked.
+        as_in_a_batch: see `check_one_by_one`.
+        advises: the refusal of a capture names one record at a time where synthetic records show that this would work.
     """
-
-    def look_at_draws() -> None:
-        check_draws(
-            model,
-            recorder,
-            records,
-            run,
-            reduction=reduction,
-            public_batch=public_batch,
-            is_split=is_split,
-            size=size,
-        )
-
     try:
-        _check_gradients(
-            model,
-            recorder,
-            records,
-            run,
-            reduction=reduction,
-            may_be_empty=may_be_empty,
-            public_batch=public_batch,
-            values_released=values_released,
-            as_in_a_batch=as_in_a_batch,
-            advises=advises,
-            size=size,
-        )
+        if isinstance(task.recorder, OneByOne):
+            check_one_by_one(task, as_in_a_batch=as_in_a_batch)
+        else:
+            _check_captured(task, advises=advises)
     except CoupledRecords:
         # Numbers that are not the same in two runs look like a coupling: say where they come from.
-        look_at_draws()
+        check_draws(task)
         raise
-    look_at_draws()
+    check_draws(task)
 
 
-def _check_gradients(
-    model: nn.Module,
-    recorder: Recorder,
-    records: object,
-    run: Callable[[object], Tensor],
-    *,
-    reduction: str,
-    may_be_empty: bool,
-    public_batch: object,
-    values_released: bool,
-    as_in_a_batch: bool,
-    advises: bool,
-    size: ProbeSize | None,
-) -> None:
-    if isinstance(recorder, OneByOne):
-        check_one_by_one(
-            model,
-            recorder,
-            records,
-            run,
-            reduction=reduction,
-            public_batch=public_batch,
-            as_in_a_batch=as_in_a_batch,
-        )
-        return
-    assert isinstance(recorder, GradientCapture)
+def _check_captured(task: ProbeTask, *, advises: bool) -> None:
     try:
-        check_record_independence(
-            model,
-            recorder,
-            records,
-            run,
-            reduction=reduction,
-            may_be_empty=may_be_empty,
-            public_batch=public_batch,
-            values_released=values_released,
-            size=size,
-        )
+        check_record_independence(task)
     except PrivacyError as refusal:
-        if (
-            not advises
-            or not is_not_captured(refusal)
-            or not _would_go_alone(model, recorder, records, run, reduction, public_batch)
-        ):
+        if not advises or not is_not_captured(refusal) or not _would_go_alone(task):
             raise
         raise type(refusal)(f"{refusal.args[0]} {_ADVICE}") from refusal.__cause__
 
 
-def _would_go_alone(
-    model: nn.Module,
-    recorder: GradientCapture,
-    records: object,
-    run: Callable[[object], Tensor],
-    reduction: str,
-    public_batch: object,
-) -> bool:
+def _would_go_alone(task: ProbeTask) -> bool:
     """Whether one record at a time works for a model that can't be captured, and changes nothing but the speed."""
+    assert isinstance(task.recorder, GradientCapture)
     try:
-        with recorder.ordinary():
-            single = OneByOne(model, recorder.names, is_trial=True)
+        with task.recorder.ordinary():
+            single = OneByOne(task.model, task.recorder.names, is_trial=True)
             try:
-                check_one_by_one(
-                    model,
-                    single,
-                    records,
-                    run,
-                    reduction=reduction,
-                    public_batch=public_batch,
-                    as_in_a_batch=True,
-                )
+                check_one_by_one(replace(task, recorder=single), as_in_a_batch=True)
             finally:
                 single.detach()
     except Exception:
@@ -413,28 +277,14 @@ def _would_go_alone(
     return True
 
 
-def check_one_by_one(
-    model: nn.Module,
-    recorder: OneByOne,
-    records: object,
-    run: Callable[[object], Tensor],
-    *,
-    reduction: str = "none",
-    public_batch: object = None,
-    as_in_a_batch: bool = False,
-) -> None:
+def check_one_by_one(task: ProbeTask, *, as_in_a_batch: bool = False) -> None:
     """Refuse a model that remembers records, and a loss that is not one number of one record.
 
-    Guarantee: only the structure of `records` is read. Random states, parameters, buffers, gradients, flags and Python
-    attributes are as before.
+    Guarantee: only the structure of the task's records is read. Random states, parameters, buffers, gradients, flags
+    and Python attributes are as before.
 
     Args:
-        model: in the mode in which it will be trained.
-        recorder: hooks on the model's parameters, with no recording in use.
-        records: a batch, or a batch with no rows; records first.
-        run: batch ↦ loss; with `reduction` "none" one value per record, else a scalar.
-        reduction: how `run` reduces over records.
-        public_batch: public or invented records to use instead of synthetic ones.
+        task: with a recorder that takes one record at a time.
         as_in_a_batch: also require that a batch has the losses and the gradient of its records taken alone, so that
             nothing changes where the model was meant to see batches.
 
@@ -445,16 +295,13 @@ def check_one_by_one(
         UncapturedParameter: something outside the model would learn.
         InvalidArgument: no trained parameter takes part.
     """
-    rows = next((tensor.size(0) for tensor in tensors_in(records) if tensor.dim()), 0)
-    if any(tensor.dim() and tensor.size(0) == 0 for tensor in tensors_in(records)):
-        rows = 0
-    check_no_max_norm_embeddings(model)
-    with preserve_model_state(model):
-        look = _Alone(model, recorder, run, reduction, records, rows, list(tensors_in(public_batch)))
-        look.remembers_nothing()
-        look.learns()
+    check_no_max_norm_embeddings(task.model)
+    with preserve_model_state(task.model):
+        probe = _Alone(task)
+        probe.remembers_nothing()
+        probe.learns()
         if as_in_a_batch:
-            look.is_its_records()
+            probe.is_its_records()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,49 +318,32 @@ class _Seen:
 
 
 class _Alone:
-    def __init__(
-        self,
-        model: nn.Module,
-        recorder: OneByOne,
-        run: Callable[[object], Tensor],
-        reduction: str,
-        records: object,
-        rows: int,
-        example: Sequence[Tensor],
-    ) -> None:
-        self._recorder, self._run, self._reduction = recorder, run, reduction
-        self._own = set(model.parameters())
-        self._outside: list[Tensor] = []
-        self._structure, self._rows, self._example = records, rows, example
-        self._made_up, self._first = self._workable()
+    """The experiments, one record at a time."""
 
-    def _workable(self) -> tuple[SyntheticRecords, _Seen]:
-        """The first kind of synthetic records that the loop runs on, and what the watched one gives."""
-        failure: Exception | None = None
-        for pattern in INTEGER_PATTERNS:
-            made_up = SyntheticRecords(
-                self._structure, rows=self._rows, count=_RECORDS, pattern=pattern, example=self._example
-            )
-            try:
-                seen = [self._observe(made_up.batch([place])) for place in (0, _WATCHED)]
-            except SordinoError:
-                raise
-            except Exception as error:
-                failure = error
-                continue
-            if all(one.finite for one in seen):
-                return made_up, seen[1]
-        failed = "got no finite loss and gradient on" if failure is None else f"got {type(failure).__name__} on"
-        raise UnsupportedModule(
-            f"model and loss must run on a batch of one synthetic record, {failed} random features with labels 0 "
-            "and 1. A bare .squeeze() drops the records there: write .squeeze(1). Or pass public_batch=, five public "
-            "or invented records that it runs on."
-        ) from failure
+    def __init__(self, task: ProbeTask) -> None:
+        assert isinstance(task.recorder, OneByOne)
+        self._task, self._recorder, self._reduction = task, task.recorder, task.options.reduction
+        self._own = set(task.model.parameters())
+        self._outside: list[Tensor] = []
+
+        def watched(records: SyntheticRecords) -> _Seen | None:
+            seen = [self._observe(records.batch([index])) for index in (0, _WATCHED)]
+            return seen[1] if all(one.finite for one in seen) else None
+
+        records, first, failure = first_that_runs(task.kinds(_RECORDS), watched)
+        if records is None or first is None:
+            failed = "got no finite loss and gradient on" if failure is None else f"got {type(failure).__name__} on"
+            raise UnsupportedModule(
+                f"model and loss must run on a batch of one synthetic record, {failed} random features with labels 0 "
+                "and 1. A bare .squeeze() drops the records there: write .squeeze(1). Or pass public_batch=, five "
+                "public or invented records that it runs on."
+            ) from failure
+        self._records, self._first = records, first
 
     def _observe(self, batch: object, *, records: int = 1, chance: SeededGenerators | None = None) -> _Seen:
         (chance or SeededGenerators()).start()
         with self._recorder.capturing(1), torch.enable_grad():
-            loss = self._run(batch)
+            loss = self._task.run(batch)
             self._check(loss, records)
             total = loss.sum()
             outside = [leaf for leaf in graph_leaves(total) if leaf not in self._own]
@@ -523,7 +353,7 @@ class _Alone:
                     raise external_parameter_error(leaf)
             self._outside = outside
             backward_into_the_module(total, total.backward, records=records)
-        scale = float(records) if self._reduction == "mean" else 1.0
+        scale = self._task.scale(records)
         gradients: dict[nn.Parameter, Tensor] = {}
         for found, _ in self._recorder.per_record_gradients():
             gradients = {parameter: gradient[0] * scale for parameter, gradient in found.items()}
@@ -543,31 +373,25 @@ class _Alone:
 
     def remembers_nothing(self) -> None:
         """A record has the same loss and gradient before and after others, whatever these hold."""
-        others = [place for place in range(_RECORDS + 1) if place != _WATCHED]
-        for place in others:
-            self._meet(self._made_up.batch([place]))
-        for poison in _POISONS:
-            self._meet(self._made_up.batch([0], {0: poison}))
-        for seed in _SEEDS:
-            self._meet(self._made_up.batch([others[-1]]), SeededGenerators(seed=seed))
-        again = self._observe(self._made_up.batch([_WATCHED]))
+        others = [index for index in range(_RECORDS + 1) if index != _WATCHED]
+        met = [(self._records.batch([index]), 0) for index in others]
+        met += [(self._records.batch([0], {0: value}), 0) for value in _ADVERSARIAL]
+        met += [(self._records.batch([others[-1]]), seed) for seed in _SEEDS]
+        for batch, seed in met:
+            chance = SeededGenerators(seed=seed)
+            # Code that refuses such a value can't be asked in this way.
+            if attempt(lambda batch=batch, chance=chance: self._observe(batch, chance=chance)) is None:
+                self._recorder.discard()
+        again = self._observe(self._records.batch([_WATCHED]))
         if not _same(self._first, again, _TOLERANCES):
             raise CoupledRecords(
                 "model must forget a record when the next one comes, got another gradient for the same record after "
                 "other records. Keep no hidden state or counter between forward passes."
             )
 
-    def _meet(self, batch: object, chance: SeededGenerators | None = None) -> None:
-        try:
-            self._observe(batch, chance=chance)
-        except SordinoError:
-            raise
-        except Exception:
-            self._recorder.discard()  # Code that refuses such a value can't be asked in this way.
-
     def learns(self) -> None:
         """Something is learned from a record: losses that compare the records of a batch vanish for one alone."""
-        seen = [self._observe(self._made_up.batch([place])) for place in range(_RECORDS)]
+        seen = [self._observe(self._records.batch([index])) for index in range(_RECORDS)]
         if all(one.square == 0 and torch.equal(one.losses, seen[0].losses) for one in seen):
             raise CoupledRecords(
                 "loss must say something about a record by itself, got the same loss and a gradient of zero for every "
@@ -576,10 +400,9 @@ class _Alone:
 
     def is_its_records(self) -> None:
         """A batch's losses and gradient are those of its records, each taken alone."""
-        places = list(range(_RECORDS))
         with DisableRandomness():
-            whole = self._observe(self._made_up.batch(places), records=_RECORDS)
-            parts = [self._observe(self._made_up.batch([place])) for place in places]
+            whole = self._observe(self._records.batch(range(_RECORDS)), records=_RECORDS)
+            parts = [self._observe(self._records.batch([index])) for index in range(_RECORDS)]
         losses = torch.stack([part.losses.flatten()[0] for part in parts])
         losses = losses if self._reduction == "none" else (losses.mean() if self._reduction == "mean" else losses.sum())
         total: dict[nn.Parameter, Tensor] = {}

@@ -7,17 +7,18 @@ a sum or a mean of random numbers over positions follows the padded length too.
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sordino.errors import CoupledRecords, SordinoError
-from sordino.gradients import GradientCapture, Recorder
-from sordino.training.probing.probe import ProbeResult, ProbeRunner, ProbeSize, preserve_model_state
+from sordino.errors import CoupledRecords
+from sordino.gradients import GradientCapture
+from sordino.training.probing.probe_runner import ProbeResult, ProbeRunner, ProbeTask, attempt, preserve_model_state
 from sordino.training.probing.snapshots import ChanceByPosition, DisableRandomness, SeededGenerators
-from sordino.training.probing.synthetic import INTEGER_PATTERNS, AdversarialValue, SyntheticRecords
+from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecords
 from sordino.training.pytree import map_tensors, tensors_in
 
 __all__ = ["PaddedTensor", "Padding", "check_padding", "padding_refusal"]
@@ -62,7 +63,7 @@ class PaddedTensor:
             size = tensor.shape[dim]
             by = max(min(by, size - 1), 0)
             part = slice(0, by) if self.in_front else slice(size - by, None)
-            where = [slice(record, record + 1) if place == 0 else slice(None) for place in range(tensor.dim())]
+            where = [slice(record, record + 1) if index == 0 else slice(None) for index in range(tensor.dim())]
             where[dim] = part
             tensor[tuple(where)] = self.fill
 
@@ -79,7 +80,7 @@ class Padding:
     """The padding of a loader's batches, and whether their length may vary.
 
     Args:
-        tensors: the padded tensors, by their place among the batch's tensors.
+        tensors: the padded tensors, by their index among the batch's tensors.
 
     Attributes:
         may_vary: whether model and loss were checked to be independent of the padded length; None before a check.
@@ -103,9 +104,9 @@ class Padding:
             raise padding_refusal()
         self.varies = True
         lengths = tuple(
-            tuple(tensor.shape[dim] for dim in self.tensors[place].dims)
-            for place, tensor in enumerate(tensors_in(batch))
-            if place in self.tensors
+            tuple(tensor.shape[dim] for dim in self.tensors[index].dims)
+            for index, tensor in enumerate(tensors_in(batch))
+            if index in self.tensors
         )
         if lengths not in self._met:
             self._met.add(lengths)
@@ -123,45 +124,28 @@ def padding_refusal() -> CoupledRecords:
     )
 
 
-def check_padding(
-    padding: Padding | None,
-    model: nn.Module,
-    recorder: Recorder,
-    records: object,
-    run: Callable[[object], Tensor],
-    *,
-    reduction: str = "none",
-    public_batch: object = None,
-    size: ProbeSize | None = None,
-) -> None:
+def check_padding(padding: Padding | None, task: ProbeTask) -> None:
     """Decide whether batches may be padded to their longest record, by synthetic records padded less and more.
 
-    Guarantee: only the structure of `records` is read.
+    Guarantee: only the structure of the task's records is read.
 
     Args:
         padding: of the loader's batches, or None; `may_vary` is set.
-        model: in the mode in which it will be trained.
-        recorder: of the model's gradients, with no recording in use; a record taken alone is not padded for others.
-        records: a batch, or a batch with no rows; or a tuple whose first part is one.
-        run: batch ↦ loss, as for `check_record_independence`.
-        reduction: "none", "mean" or "sum".
-        public_batch: records to use instead of synthetic ones.
-        size: how many records at once.
+        task: what is checked; a record taken alone is not padded for others.
 
     Raises:
         CoupledRecords: the length matters, and a batch of another length was read already.
     """
     if padding is None or padding.may_vary is False:
         return
-    if not isinstance(recorder, GradientCapture):
+    if not isinstance(task.recorder, GradientCapture):
         padding.may_vary, padding.untried = True, []
         return
-    size = size or ProbeSize()
-    thorough = padding.may_vary is None or not size.again
-    look = _Look(padding, recorder, run, reduction, records, list(tensors_in(public_batch)), size)
+    thorough = padding.may_vary is None or not task.options.again
+    probe = _PaddingProbe(padding, task)
     grown, padding.untried = [*_LONGER, *map(_to, padding.untried)], []
-    with preserve_model_state(model):
-        padding.may_vary = look.is_independent_of_length(grown, thorough=thorough)
+    with preserve_model_state(task.model):
+        padding.may_vary = probe.is_independent_of_length(grown, thorough=thorough)
     if padding.varies and not padding.may_vary:
         raise padding_refusal()
 
@@ -171,44 +155,25 @@ def _to(lengths: _Lengths) -> "_Grown":
     return lambda number, dim, size: max(size, lengths[number][dim])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Way:
-    """How positions are counted where random numbers are drawn for them; see `ChanceByPosition`."""
+class _PaddingProbe:
+    """Compares synthetic records of different lengths with the same ones in longer batches."""
 
-    is_folded: bool
-    in_front: bool
-
-    def course(self, seed: int) -> ChanceByPosition:
-        within = inspect.unwrap(ProbeRunner.observe).__code__
-        return ChanceByPosition(seed=seed, within=within, in_front=self.in_front, is_folded=self.is_folded)
-
-
-class _Look:
-    def __init__(
-        self,
-        padding: Padding,
-        capture: GradientCapture,
-        run: Callable[[object], Tensor],
-        reduction: str,
-        records: object,
-        example: list[Tensor],
-        size: ProbeSize,
-    ) -> None:
-        self._padding, self._records, self._example = padding, records, example
-        self._observer = ProbeRunner(capture, run, reduction, two_passes=size.two_passes)
+    def __init__(self, padding: Padding, task: ProbeTask) -> None:
+        self._padding, self._task = padding, task
+        self._runner = ProbeRunner(task)
         self._is_random = False
-        self._count = max(1, min(_RECORDS, size.records))
+        self._count = max(1, min(_RECORDS, task.options.num_records))
         self._weights = torch.linspace(0.5, 1.0, self._count)[None]
 
     def is_independent_of_length(self, grown: "Sequence[_Grown]", *, thorough: bool) -> bool:
         """Whether some synthetic records have the same losses and gradients whatever the length."""
-        rows = next((tensor.size(0) for tensor in tensors_in(self._records) if tensor.dim()), 0)
-        for pattern in INTEGER_PATTERNS:
-            synthetic = SyntheticRecords(
-                self._records, rows=rows, count=self._count, pattern=pattern, example=self._example
-            )
-            for way in self._ways():
-                found = self._is_same(synthetic, way, grown, thorough=thorough)
+        sides = dict.fromkeys(padded.in_front for padded in self._padding.tensors.values())
+        # How positions are counted where random numbers are drawn for them.
+        ways = [(in_front, is_folded) for is_folded in (True, False) for in_front in sides]
+        for synthetic in self._task.kinds(self._count):
+            for in_front, is_folded in ways:
+                courses = [_course(seed, in_front=in_front, is_folded=is_folded) for seed in range(_COURSES)]
+                found = self._is_same(synthetic, courses, grown, thorough=thorough)
                 if found is None:
                     break
                 # Without random numbers there is one way to count them.
@@ -218,77 +183,82 @@ class _Look:
                 return False
         return False
 
-    def _ways(self) -> "Iterator[_Way]":
-        sides = dict.fromkeys(known.in_front for known in self._padding.tensors.values())
-        for is_folded in (True, False):
-            yield from (_Way(is_folded=is_folded, in_front=in_front) for in_front in sides)
-
     def _is_same(
-        self, synthetic: SyntheticRecords, way: "_Way", grown: "Sequence[_Grown]", *, thorough: bool
+        self,
+        synthetic: SyntheticRecords,
+        courses: Sequence[ChanceByPosition],
+        grown: "Sequence[_Grown]",
+        *,
+        thorough: bool,
     ) -> bool | None:
         """Whether lengths make no difference, without chance and with; None where these records don't run."""
-        still, course = DisableRandomness(), way.course(0)
+        still, course = DisableRandomness(), courses[0]
         with still:
             found = self._tried(synthetic, None, grown, course)
-            poisons = list(self._poisons(synthetic, thorough=thorough)) if found else []
-            found = found and all(self._tried(synthetic, poison, grown, course) is not False for poison in poisons)
-        self._is_random = still.is_used or bool(self._observer.generators)
+            values = list(self._adversarial(synthetic, thorough=thorough)) if found else []
+            found = found and all(self._tried(synthetic, value, grown, course) is not False for value in values)
+        self._is_random = still.is_used or bool(self._runner.generators)
         if not found or not self._is_random:
             return found
-        seen = [self._tried(synthetic, None, grown, way.course(seed)) for seed in range(_COURSES)]
+        seen = [self._tried(synthetic, None, grown, chance) for chance in courses]
         if True not in seen or False in seen:
             return False
-        return all(self._tried(synthetic, poison, grown, course) is not False for poison in poisons)
+        return all(self._tried(synthetic, value, grown, course) is not False for value in values)
 
-    def _poisons(self, synthetic: SyntheticRecords, *, thorough: bool) -> Iterator[AdversarialValue]:
+    def _adversarial(self, synthetic: SyntheticRecords, *, thorough: bool) -> Iterator[AdversarialValue]:
         """Ids that all differ, and those that the code compares with."""
-        kinds = ["range", *(list(self._observer.singled.integers) if thorough else ())]
-        for place in synthetic.places(floating=False) if not self._example else ():
-            if place in self._padding.tensors:
-                yield from (AdversarialValue(integers=kind, place=place) for kind in kinds)
+        kinds = ["range", *(list(self._runner.singled.integers) if thorough else ())]
+        has_example = any(True for _ in tensors_in(self._task.options.public_batch))
+        for index in synthetic.tensors_of(floating=False) if not has_example else ():
+            if index in self._padding.tensors:
+                yield from (AdversarialValue(integers=kind, tensor=index) for kind in kinds)
 
     def _tried(
         self,
         synthetic: SyntheticRecords,
-        poison: AdversarialValue | None,
+        value: AdversarialValue | None,
         grown: "Sequence[_Grown]",
         chance: ChanceByPosition,
     ) -> bool | None:
         """None where model and loss don't run on these records."""
-        poisons = {} if poison is None else dict.fromkeys(range(self._count), poison)
-        batch = _of_different_lengths(self._padding, synthetic.batch(range(self._count), poisons), self._count)
-        shown = self._observed(batch, chance)
+        values = {} if value is None else dict.fromkeys(range(self._count), value)
+        batch = _of_different_lengths(self._padding, synthetic.batch(range(self._count), values), self._count)
+        shown = self._observed(batch, chance, [])
         if shown is None or not shown.finite or not shown.scale(0):
             return None
-        longer = [self._observed(_grown(self._padding, batch, one), chance, than=batch) for one in grown]
-        tried = [other for other in longer if other is not None]
-        tolerance = _ROUNDING.get(self._observer.dtype, _ROUNDING_HALF)
-        if self._observer.precision != "single":
-            tolerance = self._observer.other_shape()
+        tried: list[ProbeResult] = []
+        for length in grown:
+            longer = _grown(self._padding, batch, length)
+            other = self._observed(longer, chance, self._lengths(batch, longer))
+            tried += [] if other is None else [other]
+        tolerance = _ROUNDING.get(self._runner.dtype, _ROUNDING_HALF)
+        if self._runner.precision != "single":
+            tolerance = self._runner.other_shape()
         return bool(tried) and all(_same(shown, other, tolerance) for other in tried)
 
-    def _observed(self, batch: object, chance: ChanceByPosition, *, than: object = None) -> ProbeResult | None:
+    def _observed(
+        self, batch: object, chance: ChanceByPosition, lengths: Sequence[tuple[int, int]]
+    ) -> ProbeResult | None:
         """None where the code does not run on such a batch."""
-        chance.start([] if than is None else self._lengths(than, batch))
+        chance.start(lengths)
         with chance:
-            try:
-                return self._observer.observe(
-                    batch, self._weights, chance=SeededGenerators(seed=chance.seed), large=True
-                )
-            except SordinoError:
-                raise
-            except Exception:
-                return None
+            seeded = SeededGenerators(seed=chance.seed)
+            return attempt(lambda: self._runner.observe(batch, self._weights, chance=seeded, large=True))
 
     def _lengths(self, one: object, other: object) -> list[tuple[int, int]]:
         """The padded lengths of two batches, in pairs."""
         pairs = enumerate(zip(tensors_in(one), tensors_in(other), strict=True))
         return [
             (short.shape[dim], long.shape[dim])
-            for place, (short, long) in pairs
-            if place in self._padding.tensors
-            for dim in self._padding.tensors[place].dims
+            for index, (short, long) in pairs
+            if index in self._padding.tensors
+            for dim in self._padding.tensors[index].dims
         ]
+
+
+def _course(seed: int, *, in_front: bool, is_folded: bool) -> ChanceByPosition:
+    within = inspect.unwrap(ProbeRunner.observe).__code__
+    return ChanceByPosition(seed=seed, within=within, in_front=in_front, is_folded=is_folded)
 
 
 def _same(one: ProbeResult, other: ProbeResult, tolerance: float) -> bool:
@@ -301,18 +271,18 @@ def _same(one: ProbeResult, other: ProbeResult, tolerance: float) -> bool:
 
 def _of_different_lengths(padding: Padding, batch: object, count: int) -> object:
     """Every record ends so many positions before the batch does; of several, one is not padded at all."""
-    for place, tensor in enumerate(tensors_in(batch)):
-        if place in padding.tensors:
+    for index, tensor in enumerate(tensors_in(batch)):
+        if index in padding.tensors:
             for record in range(count):
-                padding.tensors[place].shortened(tensor, record, record if count > 1 else 1)
+                padding.tensors[index].shortened(tensor, record, record if count > 1 else 1)
     return batch
 
 
 def _grown(padding: Padding, batch: object, length: _Grown) -> object:
-    places, numbers = iter(range(len(list(tensors_in(batch))))), iter(range(len(padding.tensors)))
+    indices, numbers = itertools.count(), itertools.count()
 
     def grown(tensor: Tensor) -> Tensor:
-        known = padding.tensors.get(next(places))
+        known = padding.tensors.get(next(indices))
         if known is None:
             return tensor
         number = next(numbers)

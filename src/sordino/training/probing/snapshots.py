@@ -273,17 +273,20 @@ class SeededGenerators:
         seed: of every generator.
         forced: one of `GENERATORS`, whose first draws are then as small as they can be, or as large.
         high: as large as they can be.
+        other_seed: of Python's and NumPy's generators, if it is another one.
     """
 
     seed: int = 0
     forced: str | None = None
     high: bool = False
+    other_seed: int | None = None
 
     def start(self) -> None:
         """Start all generators again, so that two passes over batches of one shape meet the same chance."""
         _seed_torch(self.seed)
-        random.seed(self.seed)
-        numpy_random.seed(self.seed)  # noqa: NPY002
+        other_seed = self.seed if self.other_seed is None else self.other_seed
+        random.seed(other_seed)
+        numpy_random.seed(other_seed)  # noqa: NPY002
         word = _ALL_BITS if self.high else 0
         if self.forced == "python":
             version, words, gauss = random.getstate()

@@ -44,16 +44,16 @@ class AdversarialValue:
     Args:
         floats: value of every entry of a floating tensor, or None to leave them.
         integers: value of every entry of an integer tensor, "range" for 2, 3, 4, …, or None to leave them.
-        place: the only tensor of the batch that is changed, or None for all of them.
+        tensor: the index of the only tensor of the batch that is changed, or None for all of them.
     """
 
     floats: float | None = None
     integers: int | str | None = None
-    place: int | None = None
+    tensor: int | None = None
 
-    def applied(self, row: Tensor, place: int) -> Tensor:
-        """The record's part of the tensor at `place` as it is under this poison."""
-        if self.place not in {None, place} or row.dtype == torch.bool:
+    def applied(self, row: Tensor, tensor: int) -> Tensor:
+        """The record's part of the tensor with index `tensor`, holding this value."""
+        if self.tensor not in {None, tensor} or row.dtype == torch.bool:
             return row
         if row.dtype.is_floating_point or row.dtype.is_complex:
             return row if self.floats is None else torch.full_like(row, self.floats)
@@ -96,7 +96,7 @@ class SyntheticRecords:
         example: Sequence[Tensor] = (),
         diverse: bool = False,
     ) -> None:
-        self.count = count
+        self.count, self.pattern = count, pattern
         self._structure = structure
         self._per_record = [tensor.dim() > 0 and tensor.size(0) == rows for tensor in tensors_in(structure)]
         self._devices = [_device(tensor) for tensor in tensors_in(structure)]
@@ -109,58 +109,58 @@ class SyntheticRecords:
             _values((2 * count, *tensor.shape[1:]) if rowed else tuple(tensor.shape), tensor, pattern, generator)
             for tensor, rowed in zip(tensors_in(structure), self._per_record, strict=True)
         ]
-        for place, (given, rowed) in enumerate(zip(example, self._per_record, strict=False)):
+        for index, (given, rowed) in enumerate(zip(example, self._per_record, strict=False)):
             if rowed and (not given.dim() or given.size(0) < EXAMPLES):
                 raise RecordCountMismatch(
                     f"public_batch must hold at least {EXAMPLES} records, got fewer. Invent some more."
                 )
-            self._values[place] = given.detach()[_in_turn(count, len(given))] if rowed else given.detach().clone()
+            self._values[index] = given.detach()[_in_turn(count, len(given))] if rowed else given.detach().clone()
         for values, rowed in zip(self._values, self._per_record, strict=True):
             if diverse and rowed and values.dtype.is_floating_point:
                 for first, factor in _FACTORS.items():
                     values[first:count:_PERIOD] *= factor
 
-        self._places = {
+        self._tensors_of = {
             floating: [
-                place
-                for place, (values, rowed) in enumerate(zip(self._values, self._per_record, strict=True))
+                index
+                for index, (values, rowed) in enumerate(zip(self._values, self._per_record, strict=True))
                 if rowed and values.dtype != torch.bool and values.dtype.is_floating_point is floating
             ]
             for floating in (False, True)
         }
 
-    def batch(self, places: Sequence[int], poisons: Mapping[int, AdversarialValue] | None = None) -> object:
-        """The records at `places`; the stand-in for record i is at `count` + i.
+    def batch(self, records: Sequence[int], adversarial: Mapping[int, AdversarialValue] | None = None) -> object:
+        """Some of the records; the stand-in for record i is number `count` + i.
 
         Args:
-            places: which records, in order; a record may come more than once.
-            poisons: what the records at these positions of the batch are made to hold.
+            records: which records, in order; a record may come more than once.
+            adversarial: what the records at these positions of the batch are made to hold.
         """
         holding: dict[AdversarialValue, list[int]] = {}
-        for position, poison in (poisons or {}).items():
-            holding.setdefault(poison, []).append(position)
+        for position, value in (adversarial or {}).items():
+            holding.setdefault(value, []).append(position)
         parts = iter(enumerate(zip(self._values, self._per_record, self._devices, strict=True)))
 
         def take(_: Tensor) -> Tensor:
-            place, (values, rowed, device) = next(parts)
-            taken = values[list(places)] if rowed else values.clone()
-            for poison, positions in holding.items() if rowed else ():
+            index, (values, rowed, device) = next(parts)
+            taken = values[list(records)] if rowed else values.clone()
+            for value, positions in holding.items() if rowed else ():
                 row = taken[positions[0]]
-                held = poison.applied(row, place)
+                held = value.applied(row, index)
                 if held is not row:
                     taken[positions] = held
             return taken.to(device)
 
         return map_tensors(take, self._structure)
 
-    def places(self, *, floating: bool) -> list[int]:
-        """The tensors, by their place in the batch, that hold floating-point numbers, or integers, by record."""
-        return self._places[floating]
+    def tensors_of(self, *, floating: bool) -> list[int]:
+        """The indices of the tensors that hold floating-point numbers, or integers, by record."""
+        return self._tensors_of[floating]
 
 
 def _in_turn(count: int, given: int) -> list[int]:
     """The rows of an example that are records, then those that are stand-ins: for each a row next to its own."""
-    return [place % given for place in range(count)] + [(place + 1) % given for place in range(count)]
+    return [index % given for index in range(count)] + [(index + 1) % given for index in range(count)]
 
 
 def _device(tensor: Tensor) -> torch.device:
@@ -254,11 +254,9 @@ def make_synthetic_items(example: object, count: int) -> SyntheticItems:
     others += [_item(example, _Filling(chance=chance, strange=strange)) for strange in _STRANGE]
     for old in sorted(sizes - {0}):
         for change in _OTHER_SIZES:
-            size = _Exchange(old=old, new=change(old))
-            others.append(_item(example, _Filling(chance=chance, size=size)))
+            others.append(_item(example, _Filling(chance=chance, size=_with_size(old, change(old)))))
         # What fills up shorter records must not come from the longest one's values.
-        size = _Exchange(old=old, new=old + 1)
-        others.append(_item(example, _Filling(chance=chance, size=size, strange=(7.0, 3))))
+        others.append(_item(example, _Filling(chance=chance, size=_with_size(old, old + 1), strange=(7.0, 3))))
     return SyntheticItems(items=items, others=others)
 
 
@@ -270,17 +268,12 @@ def substitute_items(example: object, count: int) -> list[object]:
 
 def public_items(records: Sequence[object], count: int) -> SyntheticItems:
     """`count` public records, repeated where there are fewer, and every one of them as a stand-in."""
-    chosen = [records[place % len(records)] for place in range(count)]
+    chosen = [records[index % len(records)] for index in range(count)]
     return SyntheticItems(items=chosen, others=list(reversed(records)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Exchange:
-    old: int
-    new: int
-
-    def __call__(self, size: int) -> int:
-        return self.new if size == self.old else size
+def _with_size(old: int, new: int) -> Callable[[int], int]:
+    return lambda size: new if size == old else size
 
 
 def _item(example: object, filling: _Filling) -> object:
