@@ -97,7 +97,7 @@ def test_no_module_draws_randomness_elsewhere():
         "recipes/network_recipes.py",  # which crop is taken; torch's generator, so that the probe can hold it
         "training/generators.py",  # puts secret states in place of the global generators'
         "training/probing/snapshots.py",
-        "training/probing/probe.py",  # random projections of gradients of synthetic records
+        "training/probing/probe_runner.py",  # random projections of gradients of synthetic records
         "training/probing/synthetic.py",
         "training/collation.py",
     }
