@@ -79,8 +79,8 @@ def test_a_page_fits_80_columns(place, line):
 
 
 def test_a_comparison_of_all_methods_fits_80_columns():
-    from sordino.cli.compare import _table
     from sordino.cli.console import Output
+    from sordino.cli.training import _table
     from sordino.commands import MethodComparison
     from sordino.recipes.tabular import TABULAR_METHODS, Comparison, MethodResult, get_method
 

@@ -12,7 +12,7 @@ from torch import nn
 import sordino
 from sordino import verification
 from sordino.commands.estimator_training import EstimatorJob, run_estimator
-from sordino.commands.progress import SILENT
+from sordino.commands.running import SILENT
 from sordino.data import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
 from sordino.errors import InvalidArgument
 from sordino.recipes import RecipeTask, get_recipe

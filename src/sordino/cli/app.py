@@ -4,31 +4,16 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from sordino.cli.account import account_command
-from sordino.cli.attack import attack_command, diagnose_command
-from sordino.cli.audit import audit
-from sordino.cli.compare import compare_command
+from sordino.cli.attacks import AuditGroup
 from sordino.cli.console import print_error
-from sordino.cli.data import data
-from sordino.cli.describe import describe_command
-from sordino.cli.documentation import explain_command, learn_command
-from sordino.cli.federate import federate_command
-from sordino.cli.ledger import ledger
-from sordino.cli.plan import plan_command
-from sordino.cli.predict import export_command, predict_command
-from sordino.cli.recipes import recipes_command
-from sordino.cli.report import report_command
-from sordino.cli.runs import runs, verify_command
-from sordino.cli.schema import schema
-from sordino.cli.synthesize import synthesize_command
-from sordino.cli.train import demo_command, train_command
-from sordino.cli.tune import tune_command
-from sordino.commands.processes import check_single_process_command, is_rank_zero
+from sordino.cli.options import COMMANDS
+from sordino.commands.running import check_single_process_command, is_rank_zero
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
 __all__ = ["app", "exit_code", "main"]
@@ -154,29 +139,36 @@ def options(
     check_single_process_command(ctx.invoked_subcommand)
 
 
-app.command("demo")(demo_command)
-app.command("train")(train_command)
-app.command("tune")(tune_command)
-app.command("compare")(compare_command)
-app.command("federate")(federate_command)
-app.command("describe")(describe_command)
-app.command("synthesize")(synthesize_command)
-app.command("plan")(plan_command)
-app.command("account")(account_command)
-app.command("recipes")(recipes_command)
-app.command("predict")(predict_command)
-app.command("export")(export_command)
-app.command("report")(report_command)
-app.command("verify")(verify_command)
-app.command("learn")(learn_command)
-app.command("attack")(attack_command)
-app.command("diagnose")(diagnose_command)
-app.command("explain")(explain_command)
-app.add_typer(audit, name="audit")
-app.add_typer(data, name="data")
-app.add_typer(schema, name="schema")
-app.add_typer(runs, name="runs")
-app.add_typer(ledger, name="ledger")
+_ORDER = (
+    "demo", "train", "tune", "compare", "federate", "describe", "synthesize", "plan", "account", "recipes", "predict",
+    "export", "report", "verify", "learn", "attack", "diagnose", "explain",
+)  # fmt: skip
+_GROUPS = {
+    "audit": typer.Typer(
+        cls=AuditGroup, help="What an attacker can show about ε: audits, replays, checks.", no_args_is_help=True
+    ),
+    "data": typer.Typer(help="The named public datasets: which there are, what they hold, where they lie."),
+    "schema": typer.Typer(help="The declared schema of your table: draft it, check it.", no_args_is_help=True),
+    "runs": typer.Typer(help="Look at run folders.", no_args_is_help=True),
+    "ledger": typer.Typer(help="Who spent what on which dataset, and what is left.", no_args_is_help=True),
+}
+
+
+def _add_commands() -> None:
+    """Make the commands and put them into the application, those of two words into their groups."""
+    for module in ("documentation", "ledger", "planning", "runs", "tables", "training"):
+        import_module(f"sordino.cli.{module}")
+    for words in _ORDER:
+        app.command(words)(COMMANDS[words])
+    for words, run in COMMANDS.items():
+        group, _, name = words.partition(" ")
+        if name:
+            _GROUPS[group].command(name)(run)
+    for name, group in _GROUPS.items():
+        app.add_typer(group, name=name)
+
+
+_add_commands()
 
 
 def main() -> None:

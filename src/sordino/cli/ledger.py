@@ -4,75 +4,43 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.console import JsonOption, heading, key_value_table
-from sordino.cli.options import DryRunOption, call, describe_event
+from sordino.cli.console import Output, heading, key_value_table
+from sordino.cli.options import Form, command, describe_event
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.events import Event, NoOp, from_dict
 
 if TYPE_CHECKING:
+    from sordino.commands import AccountHistory, AccountSummary
     from sordino.ledger import LedgerEntry
 
-__all__ = ["ledger"]
+__all__ = ["print_account_state", "print_document", "print_heads", "print_history", "print_ledger", "print_summaries"]
 
-ledger = typer.Typer(help="Who spent what on which dataset, and what is left.", no_args_is_help=True)
-PlaceArgument = Annotated[
-    str, typer.Argument(metavar="LEDGER", help="Ledger: a file, or postgresql://user@host/database.")
-]
-NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the dataset in the ledger.")]
+_LEDGER = {"place": Form(metavar="LEDGER")}
+_ACCOUNT = _LEDGER | {"name": Form(metavar="DATASET")}
 _BAR, _SHORT_BAR = 40, 16
 
 
-@ledger.command("init")
-def init(place: PlaceArgument, as_json: JsonOption = False) -> None:
+@command("ledger init", forms=_LEDGER)
+def print_ledger(output: Output, found: dict[str, Any]) -> None:
     """Make a ledger. One that is there is left as it is."""
-    output, found = call("ledger_init", locals())
-    output.print_result(found, key_value_table([("ledger", place)]))
+    output.print_result(found, key_value_table([("ledger", found["ledger"])]))
 
 
-@ledger.command("declare")
-def declare(
-    place: PlaceArgument,
-    name: NameArgument,
-    epsilon: Annotated[float, typer.Option(help="Total ε of all charges.")],
-    delta: Annotated[float, typer.Option(help="Total δ, below 1 / number of records; 0 for pure events.")],
-    neighboring_relation: Annotated[
-        NeighboringRelation, typer.Option(help="Neighboring relation of datasets.")
-    ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: Annotated[
-        PrivacyUnit, typer.Option(help="Privacy unit: whose contribution is protected.")
-    ] = PrivacyUnit.RECORD,
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="Accounting policy. renyi, zcdp: charges chosen adaptively. pld: all reserved before the first charge."
-        ),
-    ] = "renyi",
-    change: Annotated[bool, typer.Option("--change", help="Change an existing budget.")] = False,
-    note: Annotated[str, typer.Option(help="Note stored with the entry.")] = "",
-    as_json: JsonOption = False,
-) -> None:
+@command("ledger declare", forms=_ACCOUNT)
+def print_account_state(output: Output, found: "AccountSummary") -> None:
     """Declare the budget of a dataset, or change it. Both are lines of the ledger."""
-    output, found = call("ledger_declare", locals())
     output.print_result(found.to_dict(), *_page(found.state))
 
 
-@ledger.command("show")
-def show(
-    place: PlaceArgument,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[DATASET]", help="Dataset name. Default: all datasets.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@command("ledger show", forms=_LEDGER | {"name": Form(metavar="[DATASET]")})
+def print_summaries(output: Output, found: "list[AccountSummary]", *, name: str | None) -> None:
     """Show what was spent and what is left."""
-    output, found = call("ledger_show", locals())
     documents = [account.to_dict() for account in found]
     if name is not None:
         output.print_result(documents[0], *_page(documents[0]))
@@ -81,83 +49,42 @@ def show(
         output.print_result({"accounts": documents}, *page)
 
 
-@ledger.command("charge")
-def charge(
-    place: PlaceArgument,
-    name: NameArgument,
-    event: Annotated[str, typer.Option(help="Privacy event as JSON, or a file with one.")],
-    neighboring_relation: Annotated[
-        NeighboringRelation | None, typer.Option(help="Relation or unit for which the event holds.")
-    ] = None,
-    privacy_unit: Annotated[
-        PrivacyUnit | None, typer.Option(help="Relation or unit for which the event holds.")
-    ] = None,
-    note: Annotated[str, typer.Option(help="Note stored permanently with the entry; no values of records.")] = "",
-    run: Annotated[str, typer.Option(help="Name of the run.")] = "",
-    reservation: Annotated[str | None, typer.Option(help="Charge to this reservation.")] = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@command("ledger charge", forms=_ACCOUNT)
+def print_charge(output: Output, found: "AccountSummary") -> None:
     """Charge an event before it happens. Exit code 3 when it does not fit."""
-    output, found = call("ledger_charge", locals())
     line = key_value_table([(name, str(value)) for name, value in found.details.items()])
     output.print_result(found.to_dict(), line, Text(), *_page(found.state))
 
 
-@ledger.command("history")
-def history(place: PlaceArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+@command("ledger history", forms=_ACCOUNT)
+def print_history(output: Output, found: "AccountHistory") -> None:
     """Every line of an account, oldest first, with the ε of its event by itself at the account's δ."""
-    output, found = call("ledger_history", locals())
     output.print_result(found.to_dict(), _lines(found.entries, found.costs))
 
 
-@ledger.command("export")
-def export_ledger(
-    place: PlaceArgument,
-    out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+@command("ledger export", forms=_LEDGER)
+def print_document(output: Output, found: dict[str, Any], *, out: Path | None) -> None:
     """All accounts with all their lines and the digests of the chain, as one JSON document."""
-    output, document = call("ledger_export", locals())
     if out is None:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
         return
-    lines = sum(len(entries) for entries in document["accounts"].values())
+    lines = sum(len(entries) for entries in found["accounts"].values())
     rows = [("file", str(out)), ("lines", f"{lines:,}")]
     output.print_result({"file": str(out), "lines": lines}, key_value_table(rows))
 
 
-@ledger.command("release")
-def release(
-    place: PlaceArgument,
-    name: NameArgument,
-    reservation: Annotated[
-        str | None, typer.Argument(metavar="[RESERVATION]", help="Name of the reservation, from `sordino ledger show`.")
-    ] = None,
-    all: Annotated[
-        bool, typer.Option("--all", help="Release all open reservations; only if no run is active.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
+@command("ledger release", forms=_ACCOUNT | {"reservation": Form(metavar="[RESERVATION]")})
+def print_release(output: Output, found: "AccountSummary") -> None:
     """Give back what a run reserved and never drew, after a crash. What was drawn stays charged."""
-    output, found = call("ledger_release", locals())
     released = ", ".join(found.details["released"]) or "nothing"
     output.print_result(found.to_dict(), key_value_table([("released", released)]), Text(), *_page(found.state))
 
 
-@ledger.command("verify")
-def verify_ledger(
-    place: PlaceArgument,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DATASET=SEQ:DIGEST", help="Head printed by an earlier `ledger verify`."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@command("ledger verify", forms=_LEDGER | {"head": Form(metavar="DATASET=SEQ:DIGEST")})
+def print_heads(output: Output, found: dict[str, str]) -> None:
     """Check every line: the chain of digests, the totals, the budgets. Prints the heads, to be noted down elsewhere."""
-    output, heads = call("ledger_verify", {**locals(), "head": head or ()})
-    lines = [Text(f"{name}={value}", no_wrap=True, overflow="ignore") for name, value in heads.items()]
-    output.print_result({"heads": heads}, heading("every line holds", "heads; note them down elsewhere"), *lines)
+    lines = [Text(f"{name}={value}", no_wrap=True, overflow="ignore") for name, value in found.items()]
+    output.print_result({"heads": found}, heading("every line holds", "heads; note them down elsewhere"), *lines)
 
 
 def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:

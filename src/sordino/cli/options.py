@@ -1,139 +1,198 @@
-"""What commands share: the options of a table, a ledger and a run, and the call of the function of the same name."""
+"""Commands made of functions of `sordino.commands`: parameters become options, docstrings say what they are for.
+
+`command` makes a command of the function with its name and of a printer, which says how the result is shown to people.
+What a parameter alone doesn't say, such as a metavariable, is a `Form`; options that only change what is printed are
+parameters of the printer.
+"""
 
 import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
 
 from sordino import commands
-from sordino.cli.console import Output, heading, key_value_table
-from sordino.commands.budgets import DryRun, open_account
-from sordino.definitions import format_upper_bound
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.commands.outcomes import Format
+from sordino.commands.running import DryRun, open_account
+from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.events import event_counts
 
 if TYPE_CHECKING:
     from sordino.events import Event
 
-__all__ = [
-    "DataArgument",
-    "DatasetNameOption",
-    "DecimalOption",
-    "DryRunOption",
-    "EncodingOption",
-    "LabelOption",
-    "LedgerOption",
-    "OutFolderOption",
-    "PublicSchemaOption",
-    "ReproducibleOption",
-    "SchemaOption",
-    "SeedOption",
-    "SeparatorOption",
-    "TableArgument",
-    "TargetBoundsOption",
-    "call",
-    "describe_event",
-    "print_dry_run",
-    "with_table_options",
-]
+__all__ = ["COMMANDS", "DATA", "Form", "command", "describe_event", "print_dry_run"]
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
+_Printer = TypeVar("_Printer", bound=Callable[..., None])
 
-DataArgument = Annotated[str, typer.Argument(metavar="DATA", help="Name from `sordino data list`, or a file.")]
-TableArgument = Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")]
-LabelOption = Annotated[str | None, typer.Option(help="Column of the label, with --public-schema-from.")]
-TargetOption = Annotated[str | None, typer.Option(help="Column to predict: a label or a number.")]
-SchemaOption = Annotated[Path | None, typer.Option(help="Schema file that declares your table's columns.")]
-PublicSchemaOption = Annotated[Path | None, typer.Option(help="PUBLIC sample file to infer the schema from.")]
-TargetBoundsOption = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        "--target-bounds",
-        metavar="LOW HIGH",
-        help="With --public-schema-from: public bounds of a numeric target.",
-    ),
-]
-TestOption = Annotated[
-    Path | None, typer.Option(help="PUBLIC file with the same columns; the model is evaluated on it.")
-]
-DataIsPublicOption = Annotated[
-    bool, typer.Option("--data-is-public", help="Declare your file public; non-private baselines are shown too.")
-]
-SeparatorOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="Separator of a CSV file: ';', tab, … Default: the schema's.")
-]
-DecimalOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="Decimal mark of a CSV file: . or , Default: the schema's.")
-]
-EncodingOption = Annotated[
-    str | None, typer.Option(help="Encoding of a CSV file: utf-8, latin-1, cp1252, … Default: the schema's.")
-]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of all random numbers; only with --reproducible.")]
-ReproducibleOption = Annotated[
-    bool, typer.Option("--reproducible", help="Allow --seed; the result is marked not for release.")
-]
-OutFolderOption = Annotated[
-    Path | None, typer.Option("--out", help="Run folder to create. Default: runs/NAME-DATE-NUMBER.")
-]
-LedgerOption = Annotated[str | None, typer.Option(help="Ledger to charge, a file or URL; with --dataset-name.")]
-DatasetNameOption = Annotated[str | None, typer.Option(help="Account in --ledger to charge.")]
-DryRunOption = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Print the cost and whether the ledger covers it (exit code 3 if not); run nothing."
-    ),
-]
-_TABLE: dict[str, tuple[object, object]] = {
-    "target": (TargetOption, None),
-    "schema": (SchemaOption, None),
-    "public_schema_from": (PublicSchemaOption, None),
-    "target_bounds": (TargetBoundsOption, None),
-    "separator": (SeparatorOption, None),
-    "decimal": (DecimalOption, None),
-    "encoding": (EncodingOption, None),
-    "test": (TestOption, None),
-    "data_is_public": (DataIsPublicOption, False),
+COMMANDS: dict[str, Callable[..., None]] = {}
+"""Every command by its words, for typer."""
+
+_KINDS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "Path": Path,
+    "Sequence[str]": list[str],
+    "tuple[float, float]": tuple[float, float],
+    "Format": Format,
+    "NeighboringRelation": NeighboringRelation,
+    "PrivacyUnit": PrivacyUnit,
 }
+"""What the command line reads, by the name in a parameter's annotation."""
 
 
-def with_table_options(command: _Command) -> _Command:
-    """The command with the options of a table, behind ``--epsilon``, in place of its ``**table``."""
-    own = [one for one in inspect.signature(command).parameters.values() if one.kind is not one.VAR_KEYWORD]
-    table = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=option)
-        for name, (option, default) in _TABLE.items()
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How an option is written where its parameter does not say it; what is left out follows from the parameter.
+
+    Args:
+        kind: its type.
+        metavar: what stands for its value in the help.
+        flag: its name, with dashes.
+        help: what it is for.
+        default: its value when it is not given.
+    """
+
+    kind: Any = None
+    metavar: str | None = None
+    flag: str | None = None
+    help: str | None = None
+    default: Any = inspect.Parameter.empty
+
+
+DATA = Form(metavar="DATA")
+_FORMS = {
+    "target_bounds": Form(metavar="LOW HIGH"),
+    "separator": Form(metavar="CHAR"),
+    "decimal": Form(metavar="CHAR"),
+    "dry_run": Form(help="Print the cost and whether the ledger covers it (exit code 3 if not); run nothing."),
+}
+_LEDGER = Form(kind=str | None, help="Ledger to charge, a file or URL; with --dataset-name.")
+_DATASET_NAME = Form(kind=str | None, help="Account in --ledger to charge.")
+
+
+def command(
+    words: str,
+    *,
+    calls: str | None = None,
+    forms: Mapping[str, Form] | None = None,
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    derived: bool = True,
+) -> Callable[[_Printer], _Printer]:
+    """Make a command of the decorated printer (output, what the function returned, its own options) ↦ None.
+
+    Args:
+        words: of the command.
+        calls: the function of `sordino.commands`; its name is that of the command if not given.
+        forms: of options, by the names of the parameters.
+        prepare: options as they were read ↦ options as the function takes them.
+        derived: whether the options follow from the function's parameters, which imports its module; otherwise all of
+            them are parameters of the printer.
+    """
+    name = words.replace(" ", "_") if calls is None else calls
+
+    def register(printer: _Printer) -> _Printer:
+        own = {one.name: one for one in inspect.signature(printer).parameters.values() if one.kind is one.KEYWORD_ONLY}
+        options = _options(getattr(commands, name), forms or {}) if derived else []
+        taken = {one.name for one in options}
+        every = [*options, *(one for one in own.values() if one.name not in taken)]
+        every.append(_parameter("as_json", JsonOption, default=False))
+
+        def run(**given: Any) -> None:
+            output = Output(as_json=given["as_json"])
+            found = _call(output, name, given if prepare is None else prepare(dict(given)))
+            # Processes that a launcher started work together; the first one writes and speaks.
+            if found is not None:
+                printer(output, found, **{name: given[name] for name in own})
+
+        run.__doc__ = printer.__doc__
+        run.__signature__ = inspect.Signature(every)
+        run.__annotations__ = {one.name: one.annotation for one in every}
+        COMMANDS[words] = run
+        return printer
+
+    return register
+
+
+def _parameter(name: str, annotation: Any, *, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _options(function: Callable[..., object], forms: Mapping[str, Form]) -> list[inspect.Parameter]:
+    """The options of a function's parameters; those of a table stand behind ``--epsilon``."""
+    helps, found = _documented(function), []
+    for one in inspect.signature(function).parameters.values():
+        if one.kind is one.VAR_KEYWORD:
+            at = [option.name for option in found].index("epsilon") + 1
+            found[at:at] = _table_options()
+        elif one.name == "ledger" and "Account" in str(one.annotation):
+            found += [_option(one, _LEDGER, ""), _option(one.replace(name="dataset_name"), _DATASET_NAME, "")]
+        elif one.name != "progress":
+            form = forms.get(one.name) or _FORMS.get(one.name) or Form()
+            found.append(_option(one, form, helps.get(one.name, "")))
+    return found
+
+
+def _table_options() -> list[inspect.Parameter]:
+    helps = _documented(commands.TableOptions)
+    parameters = [
+        _parameter(name, getattr(kind, "__forward_arg__", kind), default=False if kind is bool else None)
+        for name, kind in commands.TableOptions.__annotations__.items()
     ]
-    place = [one.name for one in own].index("epsilon") + 1
-    every = [*own[:place], *table, *own[place:]]
-    command.__signature__ = inspect.Signature(every)
-    command.__annotations__ = {one.name: one.annotation for one in every}
-    return command
+    return [_option(one, _FORMS.get(one.name) or Form(), helps[one.name]) for one in parameters]
 
 
-def call(name: str, options: dict[str, Any]) -> tuple[Output, Any]:
-    """Call the function of `sordino.commands` that has the command's name, with the command's options.
+def _option(parameter: inspect.Parameter, form: Form, help: str) -> inspect.Parameter:
+    """The option, or the argument where the parameter is given by its position."""
+    kind = _kind(parameter.annotation) if form.kind is None else form.kind
+    said = form.help or help
+    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and form.flag is None:
+        information = typer.Argument(metavar=form.metavar, help=said)
+    else:
+        # A flag alone: without its name typer would add one that turns it off.
+        flag = form.flag or f"--{parameter.name.replace('_', '-')}"
+        information = typer.Option(flag, metavar=form.metavar, help=said)
+    default = parameter.default if form.default is inspect.Parameter.empty else form.default
+    return _parameter(parameter.name, Annotated[kind, information], default=default)
+
+
+def _kind(annotation: Any) -> type | UnionType:
+    """The first type of an annotation that the command line reads, with None if that is one of them."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    parts = [re.sub(r"\w+\.", "", part) for part in text.split(" | ")]
+    kind = next(_KINDS[part] for part in parts if part in _KINDS)
+    return kind | None if "None" in parts else kind
+
+
+def _documented(function: Callable[..., object]) -> dict[str, str]:
+    """What the docstring says of each argument, on one line."""
+    _, _, arguments = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", arguments.partition("\n\n")[0], re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def _call(output: Output, name: str, options: dict[str, Any]) -> Any:
+    """What the function of `sordino.commands` gives for options of the command line, of which it takes what it knows.
 
     ``--ledger`` and ``--dataset-name`` become the account. What a model prints goes to standard error: standard output
     is for the command's own words. A dry run is printed, and ends the command.
-
-    Args:
-        name: of the function.
-        options: by the names of its parameters; a ``table`` among them is spread.
-
-    Returns:
-        Where to print, and what the function gave.
     """
-    given = {**options, **options.get("table", {})}
-    given.pop("table", None)
-    output = Output(as_json=given.pop("as_json"))
-    if "dataset_name" in given:
-        given["ledger"] = open_account(given["ledger"], given.pop("dataset_name"))
+    if "dataset_name" in options:
+        options = {**options, "ledger": open_account(options["ledger"], options["dataset_name"])}
     function = getattr(commands, name)
-    shows_progress = "progress" in inspect.signature(function).parameters
+    known = inspect.signature(function).parameters
+    extra = commands.TableOptions.__annotations__ if "table" in known else ()
+    given = {option: value for option, value in options.items() if option in known or option in extra}
+    shows_progress = "progress" in known
     if shows_progress:
         given["progress"] = output
     with redirect_stdout(sys.stderr), nullcontext() if shows_progress else output.stage(name.replace("_", " ")):
@@ -141,7 +200,7 @@ def call(name: str, options: dict[str, Any]) -> tuple[Output, Any]:
     if isinstance(found, DryRun):
         print_dry_run(output, found)
         raise typer.Exit(0 if found.fits else 3)
-    return output, found
+    return found
 
 
 def print_dry_run(output: Output, found: DryRun) -> None:

@@ -1,33 +1,40 @@
-"""`sordino runs list|show|compare` and `sordino verify`."""
+"""`sordino runs`, `verify`, `report`, `predict` and `export`: what run folders hold, and their models."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.console import JsonOption, heading, key_value_table
-from sordino.cli.options import call
-from sordino.commands.run_folders import describe_value
+from sordino.cli.console import Output, heading, key_value_table, render_metrics
+from sordino.cli.options import DATA, Form, command
+from sordino.commands.outcomes import describe_value
 from sordino.definitions import format_upper_bound
+from sordino.errors import InvalidArgument, SordinoError
 
-__all__ = ["runs", "verify_command"]
+if TYPE_CHECKING:
+    from sordino.commands import (
+        ExportedModel,
+        ListedRuns,
+        Predictions,
+        RunsComparison,
+        RunSummary,
+        WrittenReport,
+    )
+    from sordino.verification import VerificationReport
+
+__all__ = ["print_export", "print_predictions", "print_report", "print_run", "print_verification"]
 
 
-runs = typer.Typer(help="Look at run folders.", no_args_is_help=True)
-_FOLDER = Path("runs")
 _MARKS = {"pass": Text("pass", style="green"), "fail": Text("FAIL", style="bold red")}
 
 
-@runs.command("list")
-def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that contains the run folders.")] = _FOLDER,
-    as_json: JsonOption = False,
-) -> None:
+@command("runs list")
+def print_runs(output: Output, found: "ListedRuns", *, folder: Path) -> None:
     """All runs in a folder, oldest first."""
-    output, found = call("runs_list", locals())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "data", "model", "state", "ε", "δ", "steps", "accuracy"):
         number = name in {"ε", "δ", "steps", "accuracy"}
@@ -51,10 +58,9 @@ def list_runs(
     output.print_result(found.to_dict(), heading(words), table, key_value_table(rows))
 
 
-@runs.command("show")
-def show_run(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
+@command("runs show")
+def print_run(output: Output, one: "RunSummary") -> None:
     """One run: what was planned, what was charged, what came out."""
-    output, one = call("runs_show", locals())
     rows = [
         ("started", one.started),
         ("state", one.state),
@@ -69,13 +75,9 @@ def show_run(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: 
     output.print_result(one.to_dict(), heading(words), key_value_table(rows))
 
 
-@runs.command("compare")
-def compare_runs(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="Two or more run folders.")],
-    as_json: JsonOption = False,
-) -> None:
+@command("runs compare", forms={"folders": Form(kind=list[Path], metavar="RUN RUN…")})
+def print_runs_comparison(output: Output, found: "RunsComparison") -> None:
     """Runs side by side: only what differs between them."""
-    output, found = call("runs_compare", locals())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")
     for one in found.runs:
@@ -87,24 +89,26 @@ def compare_runs(
     output.print_result(found.to_dict(), heading(same), table)
 
 
-def verify_command(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    ledger: Annotated[
+@command("verify", derived=False)
+def print_verification(
+    output: Output,
+    found: "VerificationReport",
+    *,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],  # noqa: ARG001 (the function's)
+    ledger: Annotated[  # noqa: ARG001
         str | None, typer.Option(help="Ledger that the run was charged to, a file or postgresql://…")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Earlier published hash of the run.")] = None,
+    head: Annotated[str | None, typer.Option(help="Earlier published hash of the run.")] = None,  # noqa: ARG001
     anchor: Annotated[
         bool, typer.Option("--anchor", help="Print only the hash of the whole run, for publication.")
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Also exit with code 1 if something could not be checked.")
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Check a run: hashes, plan against transcript, the guarantee by two accountants. Exit code 1 when it fails."""
-    output, found = call("verify", {"run": run, "ledger": ledger, "head": head, "as_json": as_json})
     good = found.complete if strict else found.passed
-    if anchor and good and not as_json:
+    if anchor and good and not output.as_json:
         typer.echo(found.head)
         return
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -118,3 +122,135 @@ def verify_command(
     output.print_result(found.to_dict() | {"strict": strict, "ok": good}, heading(verdict), table)
     if not good:
         raise typer.Exit(1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reports.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _compared(options: dict[str, Any]) -> dict[str, Any]:
+    """Run folders behind the first are compared with it, too."""
+    others = options["others"] or []
+    if others and not options["compare"]:
+        raise InvalidArgument(f"report must be given one run folder, got {1 + len(others)}. Add --compare.")
+    return options | {"compare": [*options["compare"], *others]}
+
+
+@command(
+    "report",
+    forms={"compare": Form(kind=list[Path]), "account": Form(flag="--dataset-name")},
+    prepare=_compared,
+)
+def print_report(
+    output: Output,
+    written: "WrittenReport",
+    *,
+    others: Annotated[  # noqa: ARG001 (taken by `prepare`)
+        list[Path] | None, typer.Argument(metavar="[MORE]...", help="More run folders, after --compare.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 1 if something required is not stated.")
+    ] = False,
+) -> None:
+    """Write the report of a run folder, after computing ε again from its transcript."""
+    output.print_result(written.to_dict(), *_page(written))
+    if strict and written.not_stated:
+        words = "; ".join(f"{name}: {', '.join(parts)}" for name, parts in written.not_stated.items())
+        message = (
+            f"a run must state everything that a report needs, got one that does not ({words}). "
+            "See `sordino explain report`."
+        )
+        if output.as_json:
+            # The one document has been printed.
+            output.stderr.print(f"sordino: {message}", soft_wrap=True, markup=False)
+            raise typer.Exit(1)
+        raise SordinoError(message)
+
+
+def _page(written: "WrittenReport") -> tuple[RenderableType, ...]:
+    from sordino.report.formatting import (
+        delta_text,
+        epsilon_sentences,
+        format_epsilon,
+        hazards_line,
+        headline_scope,
+        summary_rows,
+    )
+
+    reports, files = written.reports, written.files
+    if len(reports) > 1:
+        rows = [(one.name, f"ε = {format_epsilon(one.headline_epsilon)}, δ = {delta_text(one)}") for one in reports]
+        return heading(f"{len(reports)} runs, side by side"), key_value_table([*rows, *files.items()])
+    one = reports[0]
+    guarantee = one.guarantee
+    conditions = [(f"condition {number}", text) for number, text in enumerate(one.release.conditions, 1)]
+    rows = [
+        ("in words", " ".join(epsilon_sentences(one))),
+        ("may it be released?", one.release.text),
+        *conditions,
+        *(
+            (name, value or f"not stated (write it with {option})")
+            for name, value, option in summary_rows(one)
+            if value or option
+        ),
+        ("neighboring relation", guarantee.neighboring_relation.describe()),
+        ("sampling", guarantee.sampler),
+        ("accountant", guarantee.accountant.replace("_", " ")),
+        *files.items(),
+    ]
+    if scope := headline_scope(one):
+        rows.insert(0, ("counts", scope))
+    if one.not_for_release:
+        rows.insert(0, ("not for release", one.not_for_release))
+    if one.missing:
+        rows.append(("not stated", "; ".join(one.missing)))
+    rows.append(("checks", hazards_line(one)))
+    rows += [
+        (f"limitation, {item.severity}", f"{item.title}. {item.text}")
+        for item in one.privacy_hazards
+        if item.status == "limitation"
+    ]
+    claim = f"ε = {format_epsilon(one.headline_epsilon)}, δ = {delta_text(one)}"
+    return heading(claim), key_value_table(rows)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run's model on new records, and for other programs.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@command("predict", forms={"data": DATA})
+def print_predictions(output: Output, found: "Predictions", *, data: str) -> None:
+    """Predict new records by a run's model. Nothing is charged: what is computed from a private model stays private.
+
+    A table needs the columns of the run's schema; its other columns, and a label column if there is one, are copied
+    with the predictions. What is written is as private as the new records.
+    """
+    rows = [("records", f"{found.records:,}"), ("columns", ", ".join(found.columns)), ("file", str(found.out))]
+    page: list[RenderableType] = [heading(f"{found.run.name} on {data}"), key_value_table(rows)]
+    if found.metrics:
+        page += [Text(), render_metrics(found.metrics, found.labels)]
+    elif found.has_targets:
+        said = (
+            "There is a column of true values. Nothing was measured on it: accuracy on private records is a release of "
+            "its own. Declare the records public (--data-is-public), or pay: sordino report RUN --evaluate."
+        )
+        page += [Text(), Text(said, style="dim")]
+    output.print_result(found.to_dict(), *page)
+
+
+@command("export")
+def print_export(output: Output, found: "ExportedModel") -> None:
+    """Write a run's model for other programs: linear models, boosting, forests, naive Bayes, modules of common layers.
+
+    The file takes encoded features, and is compared with the model by onnxruntime before it is kept.
+    """
+    rows = [
+        ("model", found.model),
+        ("input", f"features, float32 [records, {', '.join(map(str, found.shape))}]"),
+        ("outputs", ", ".join(found.outputs)),
+        ("compared", "with the model, on synthetic records, by onnxruntime"),
+        ("file", str(found.file)),
+    ]
+    output.print_result(found.to_dict(), heading(f"{found.run.name} as ONNX"), key_value_table(rows))

@@ -1,10 +1,12 @@
-"""What each command of the command line does, as a function of the same name.
+"""What each command of the command line does, as a function.
 
 ``sordino train people.csv --schema people.json --epsilon 1`` is
-``sordino.commands.train("people.csv", schema="people.json", epsilon=1)``: the words of a command are joined by `_`, and
-options have the names of parameters. A function returns what the command prints, with ``to_dict()`` for what ``--json``
-prints, and says nothing unless it is given a `Progress`. ``--ledger`` with ``--dataset-name`` is ``ledger=``, an
-account of `sordino.ledger`.
+``sordino.commands.train("people.csv", schema="people.json", epsilon=1)``: the words of a command are joined by `_`
+(`describe`, `tune` and `audit training` are `describe_file`, `tune_estimator` and `audit_with_canaries`), and options
+are made of the parameters and of what the docstring says of them. A function returns what the command prints, with
+``to_dict()`` for what ``--json`` prints, and says nothing unless it is given a `Progress`. ``--ledger`` with
+``--dataset-name`` is ``ledger=``, an account of `sordino.ledger`. Data may also be what `sordino.data.load_dataset`
+gave, a model a function (shape, classes) ↦ module, an event one of `sordino.events`.
 """
 
 from typing import TYPE_CHECKING
@@ -19,9 +21,8 @@ if TYPE_CHECKING:
         TrainingAudit,
         audit_conformance,
         audit_replay,
-        audit_training,
+        audit_with_canaries,
     )
-    from sordino.commands.budgets import DryRun
     from sordino.commands.comparison import MethodComparison, compare
     from sordino.commands.documentation import (
         CourseLesson,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         learn,
         recipes,
     )
-    from sordino.commands.estimator_training import tune
+    from sordino.commands.estimator_training import tune_estimator
     from sordino.commands.federation import federate
     from sordino.commands.ledgers import (
         AccountHistory,
@@ -48,25 +49,25 @@ if TYPE_CHECKING:
         ledger_show,
         ledger_verify,
     )
-    from sordino.commands.outcomes import RunOutcome
-    from sordino.commands.planning import AccountedRun, PlannedRun, PlanTable, RecommendedPlan, account, plan
-    from sordino.commands.prediction import ExportedModel, Predictions, export, predict
-    from sordino.commands.progress import Progress
-    from sordino.commands.reporting import WrittenReport, evaluate, report
-    from sordino.commands.run_folders import (
+    from sordino.commands.outcomes import (
         ListedRuns,
+        RunOutcome,
         RunsComparison,
         RunSummary,
         runs_compare,
         runs_list,
         runs_show,
     )
+    from sordino.commands.planning import AccountedRun, PlannedRun, PlanTable, RecommendedPlan, account, plan
+    from sordino.commands.prediction import ExportedModel, Predictions, export, predict
+    from sordino.commands.reporting import WrittenReport, evaluate, report
+    from sordino.commands.running import DryRun, Progress
     from sordino.commands.table_releases import (
         DescribedTable,
         SchemaCheck,
         SchemaDraft,
         SyntheticTable,
-        describe,
+        describe_file,
         schema_check,
         schema_draft,
         synthesize,
@@ -109,13 +110,13 @@ __all__ = [
     "attack",
     "audit_conformance",
     "audit_replay",
-    "audit_training",
+    "audit_with_canaries",
     "compare",
     "data_get",
     "data_list",
     "data_show",
     "demo",
-    "describe",
+    "describe_file",
     "diagnose",
     "evaluate",
     "explain",
@@ -141,7 +142,7 @@ __all__ = [
     "schema_draft",
     "synthesize",
     "train",
-    "tune",
+    "tune_estimator",
     "verify",
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sordino import checks
 from sordino.commands.outcomes import measure, probabilities, subgroups_of
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, Progress
 from sordino.commands.training import get_training_config, load_model_factory
 from sordino.errors import InvalidArgument
 from sordino.runs import Metric, RunFolder
@@ -67,15 +67,15 @@ def attack(
     Guarantee: none. The results are statistics of the members without noise: they stay with the data.
 
     Args:
-        run: a run folder with a model.
-        data: the records of the run: a name, or a file; as the run says if not given.
-        schema: the declared schema of the file.
-        test: a file of records that were NOT trained on, of the same form.
-        data_is_public: declare both files public: the results may be shown.
-        model: ``module:factory``, for a model of your own.
-        references: reference models, even; 0 makes only attacks without any.
-        members: members to attack, and as many others; the first of each.
-        out: the folder of attack.json and attack.png; attacks/NAME if not given.
+        run: Run folder with a model.
+        data: Training records of the run, a name or a file. Default: the run's own.
+        schema: Schema file that declares your table's columns.
+        test: File with records that were NOT in training, with the same columns.
+        data_is_public: Declare both files public; the results may be released.
+        model: module:factory, for a model of your own.
+        references: Number of reference models, even; 0 runs only attacks without them.
+        members: Number of members to attack, and of non-members; the first of each.
+        out: Folder for attack.json and attack.png. Default: attacks/NAME.
         progress: what is said meanwhile.
     """
     if references != 0 and (checks.integer(0, references=references) < _LEAST_REFERENCES or references % 2):
@@ -349,15 +349,15 @@ def diagnose(
     """Tangent kernel, convergence, calibration and subgroups of a run's model, on public test records only.
 
     Args:
-        run: a run folder with a model.
-        data: the records of the run: a name, or a file; as the run says if not given.
-        schema: the declared schema of the file.
-        test: a PUBLIC file of the same form; all is measured on it.
-        data_is_public: declare the training records public: a non-private baseline may be trained.
-        model: ``module:factory``, for a model of your own.
-        records: test records in the tangent kernel.
-        steps: of each short training.
-        out: also write the numbers to this file.
+        run: Run folder with a model.
+        data: Training records of the run, a name or a file. Default: the run's own.
+        schema: Schema file that declares your table's columns.
+        test: PUBLIC file with the same columns; all figures are measured on it.
+        data_is_public: Declare the training records public; a non-private baseline is trained.
+        model: module:factory, for a model of your own.
+        records: Number of test records in the tangent kernel.
+        steps: Steps of training with noise only, clipping only, both, neither.
+        out: Also write the numbers to this file.
         progress: what is said meanwhile.
     """
     checks.integer(1, records=records)

@@ -1,4 +1,4 @@
-"""`audit_training`, `audit_replay`, `audit_conformance`: what attackers can show about ε, and what code keeps."""
+"""`audit_with_canaries`, `audit_replay`, `audit_conformance`: what attackers can show about ε, and what code keeps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino import checks
-from sordino.commands.budgets import default_delta
 from sordino.commands.pictures import checked_path
-from sordino.commands.progress import SILENT, Progress
-from sordino.commands.rounding import rounded
+from sordino.commands.running import SILENT, Progress, default_delta, rounded
 from sordino.commands.training import get_training_config
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits
     from sordino.recipes import TrainingConfig
 
-__all__ = ["Conformance", "Replays", "TrainingAudit", "audit_conformance", "audit_replay", "audit_training"]
+__all__ = ["Conformance", "Replays", "TrainingAudit", "audit_conformance", "audit_replay", "audit_with_canaries"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +40,8 @@ class TrainingAudit:
         return self.result.to_dict() | {"picture": None if self.picture is None else str(self.picture)}
 
 
-def audit_training(
-    target: Path | str,
+def audit_with_canaries(
+    target: str | Path,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -62,19 +60,19 @@ def audit_training(
     """Train once with canaries, attack, and bound ε from below; a run's report shows the audit afterwards.
 
     Args:
-        target: a run folder, or data as for `train`, with `epsilon`.
-        epsilon: for data: the ε that is claimed.
-        delta: for data: δ; 1e-5 or less if not given.
-        model: for data: ``logistic``, ``mlp`` or ``cnn``.
-        label: for a file: the column to predict.
-        schema: for a file: its declared schema.
-        public_schema_from: for a file: a public sample to take the schema from.
-        data: for a run: the records it was trained on, if not found by name.
-        canaries: ``gradients``, ``mislabeled`` or ``random``.
-        count: how many.
-        attacker: ``white-box`` sees every step, ``black-box`` the final model.
-        confidence: of the bound.
-        plot: a .png or .svg; a run's goes to its audit.png.
+        target: Run folder, or data as for `sordino train` with --epsilon.
+        epsilon: For DATA: stated ε.
+        delta: For DATA: δ. Default: 1e-5 or less.
+        model: For DATA: logistic, mlp or cnn.
+        label: For a file: column to predict.
+        schema: For a file: its schema file.
+        public_schema_from: For a file: PUBLIC sample to infer the schema from.
+        data: For a run: its training data, if not found by name.
+        canaries: Kind of canaries: gradients, mislabeled or random.
+        count: Number of canaries.
+        attacker: Attacker: white-box sees every step, black-box the final model.
+        confidence: Confidence level of the bound.
+        plot: Picture file, .png or .svg. Default for a run: its audit.png.
         progress: what is said meanwhile.
     """
     checks.probability(zero=False, one=False, confidence=confidence)
@@ -82,7 +80,7 @@ def audit_training(
     run = RunFolder.open(target) if (Path(target) / "run.json").is_file() else None
     if run is not None and (epsilon is not None or delta is not None):
         raise InvalidArgument("epsilon and delta must be left out for a run, got some. The run's own are audited.")
-    from sordino.audit import audit_training as audited
+    from sordino.audit import audit_training
     from sordino.commands.pictures import plot_audit
     from sordino.data import load_dataset
     from sordino.recipes.training_config import cross_entropy_per_record
@@ -96,7 +94,7 @@ def audit_training(
             "Scores of gradient canaries don't."
         )
     progress.status(f"one training with {count:,} canaries, {config.plan.steps} steps", title=dataset.name)
-    result = audited(
+    result = audit_training(
         config.build_model(),
         cross_entropy_per_record,
         dataset.train.tensors(),
@@ -194,7 +192,7 @@ def audit_replay(target: str | None = None, *, progress: Progress = SILENT) -> R
     """Run pipelines on neighboring data with all releases forced.
 
     Args:
-        target: ``module:case``, an object with pipeline, data and neighbors; all public paths if not given.
+        target: MODULE:OBJECT with pipeline, data and neighbors. Default: all built-in pipelines.
         progress: what is said meanwhile.
     """
     from sordino.audit import replay
@@ -262,9 +260,9 @@ def audit_conformance(
     """Try every case on which training libraries are known to be wrong.
 
     Args:
-        path: paths of the library, or ``module:object`` of another; the engine if not given.
-        only: a part of the names of the cases wanted.
-        every_path: all paths, the compiled one too: minutes.
+        path: Training path of sordino, or MODULE:OBJECT of another library; may be repeated.
+        only: Run only cases whose name contains this text.
+        every_path: Run all training paths, including the compiled one; takes minutes.
         progress: what is said meanwhile.
     """
     from sordino.audit import CASES, check_library, library_paths

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from sordino import checks
-from sordino.commands.budgets import DryRun, default_delta, preview, with_affordable_delta
 from sordino.commands.pictures import checked_path
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, DryRun, Progress, default_delta, preview, with_affordable_delta
 from sordino.commands.tables import TableOptions, load_table
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -90,12 +89,12 @@ def compare(
     Guarantee: on private records `MethodComparison.found.total`, of all fits together.
 
     Args:
-        data: a named dataset, a file, or what `sordino.data.load_dataset` gave.
-        epsilon: of each fit; several on public data, one on private data.
-        delta: of a fit; 1e-5 or less if not given.
-        methods: their names; all that fit if not given.
-        repeats: fits of each method at each ε, on public data.
-        plot: the picture, .png or .svg; compare-NAME.png if not given.
+        data: Name from `sordino data list`, or a file.
+        epsilon: ε of each fit; several values on public data, one on private data.
+        delta: δ, as for train.
+        methods: Method names, separated by commas. Default: all that support the table.
+        repeats: Number of fits per method and ε, on public data.
+        plot: Picture file, .png or .svg. Default: compare-NAME.png.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino import checks, errors
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, Progress
 from sordino.errors import InvalidArgument, SordinoError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def explain(name: str = "") -> DocumentationSection | DocumentationIndex:
     """The section of the documentation with this name, offline.
 
     Args:
-        name: an error (CoupledRecords), a section (coupled-records) or a page (tuning); without one, what there is.
+        name: Name of an error (CoupledRecords), a section (coupled-records) or a page (tuning).
     """
     if name:
         return _find(name)
@@ -187,8 +187,8 @@ def learn(lesson: str | None = None, *, out: Path | str | None = None) -> Course
     """Write a lesson of the course as a notebook, with exercises that check your answers.
 
     Args:
-        lesson: its name; without one, nothing is written.
-        out: a new file; LESSON.ipynb if not given.
+        lesson: Name of a lesson. Default: list all.
+        out: Notebook to write. Default: LESSON.ipynb.
     """
     from sordino.course import lessons, notebook, read_lesson
 
@@ -232,7 +232,7 @@ def data_show(name: str) -> "DatasetDescription":
     """What is known about a named dataset, see `sordino.data.describe_dataset`.
 
     Args:
-        name: of the dataset.
+        name: Name from `sordino data list`.
     """
     from sordino.data import describe_dataset
 
@@ -243,7 +243,7 @@ def data_get(name: str, *, progress: Progress = SILENT) -> Path:
     """Put a named dataset on this machine, checked against its checksum.
 
     Args:
-        name: of the dataset.
+        name: Name from `sordino data list`.
         progress: what is said meanwhile.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Estimators in run folders: charged first, fitted then. One fit for `train`, and a whole search for `tune`."""
+"""Estimators in run folders: charged first, fitted then. One fit for `train`, a whole search for `tune_estimator`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from sordino import accounting, checks
-from sordino.commands.budgets import DryRun, default_delta, preview, with_affordable_delta
 from sordino.commands.outcomes import (
     RunOutcome,
     closed_after_failure,
@@ -18,7 +17,7 @@ from sordino.commands.outcomes import (
     run_folder,
     subgroups_of,
 )
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, DryRun, Progress, default_delta, preview, with_affordable_delta
 from sordino.commands.tables import TableOptions, load_table
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, MissingDeclaration, SordinoError
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from sordino.tuning.random_search import EstimatorRuns
     from sordino.tuning.search import TrialBudget
 
-__all__ = ["EstimatorJob", "is_method", "run_estimator", "tune"]
+__all__ = ["EstimatorJob", "is_method", "run_estimator", "tune_estimator"]
 
 _TUNED_ON = ("adult",)
 _USUAL_DELTA = 1e-5
@@ -284,11 +283,11 @@ def _measured(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `tune`: charged in a run folder before the first run, then the search, and the winner's files.
+# `tune_estimator`: charged in a run folder before the first run, then the search, and the winner's files.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def tune(
+def tune_estimator(
     data: "str | Path | DatasetSplits",
     *,
     epsilon: float,
@@ -313,18 +312,18 @@ def tune(
     search; nothing in it tells how many runs there were, or what the others gave.
 
     Args:
-        data: a named dataset, a file, or what `sordino.data.load_dataset` gave.
-        epsilon: of everything: all runs, their scores, and the choice.
-        model: an estimator's method.
-        delta: of everything; 1e-5 or less if not given.
-        runs: mean of the secret number of runs, above 1.
-        shape: η > −1 of its distribution: 0 logarithmic, 1 geometric.
-        score: what runs are judged by: ``private`` records or ``public`` test ones.
-        score_noise: noise of a private score, in records.
-        space: a JSON file with the search space; the method's own if not given.
-        seed: a chosen seed, with `reproducible` only.
-        reproducible: allow a chosen seed; the run is marked not for release.
-        out: the run folder; a new one below ``runs`` if not given.
+        data: Name from `sordino data list`, or a file.
+        epsilon: ε of the whole search: all runs, their scores, and the choice.
+        model: An estimator's method, as for train.
+        delta: δ of the whole search, as for train.
+        runs: Mean of the secret number of runs, > 1.
+        shape: Shape η > −1 of the number of runs: 0 logarithmic, 1 geometric.
+        score: Records that score the runs: `private` ones or `public` test records.
+        score_noise: Noise scale of a private score, in records.
+        space: JSON file with the search space. Default: the method's own.
+        seed: Seed of all random numbers; only with --reproducible.
+        reproducible: Allow --seed; the result is marked not for release.
+        out: Run folder to create. Default: runs/NAME-DATE-NUMBER.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.
@@ -448,14 +447,13 @@ def _run_search(
     job: EstimatorJob, search: _Search, rows: "TabularTask", delta: float, progress: Progress
 ) -> RunOutcome:
     from sordino.report import write_report
-    from sordino.tuning import PrivateScore
-    from sordino.tuning import tune as search_settings
+    from sordino.tuning import PrivateScore, tune
 
     train, runs = _training(job, search, rows, delta)
     plan = _search_plan(job, search, delta, runs.neighboring_relation.value)
     run = RunFolder.create(job.folder, plan=plan, meta=_search_metadata(job, search, rows))
     with closed_after_failure(run), progress.stage(f"searching: {_words_of(search.distribution)}"):
-        tuned = search_settings(
+        tuned = tune(
             train,
             search.space,
             target_epsilon=job.epsilon,

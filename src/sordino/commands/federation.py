@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino import checks
-from sordino.commands.budgets import DryRun, preview
 from sordino.commands.outcomes import RunOutcome, describe_data, probabilities, run_folder, subgroups_of
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, DryRun, Progress, preview
 from sordino.errors import InvalidArgument
 from sordino.runs import Metric, RunFolder
 
@@ -48,20 +47,20 @@ def federate(
     Guarantee: `RunOutcome.guarantee`, for one client, charged round by round before its clients are asked.
 
     Args:
-        data: a named public dataset, or such records.
-        epsilon: the target for one client: ε is never above it.
-        clients: their number; the records are dealt to them evenly.
-        rounds: their number.
-        cohort: clients asked in a round, on average.
-        delta: a power of ten below a tenth of 1 / clients if not given.
-        model: ``logistic``, ``mlp`` or ``cnn``.
-        max_update_norm: ℓ2 clipping norm of one update, or the first one if it adapts.
-        fixed_norm: keep it; otherwise it follows the median of the norms.
-        local_epochs: a client's passes over its records.
-        local_batch_size: records of a client's step.
-        local_learning_rate: learning rate of a client's steps.
-        optimizer: of the server: ``fedavg``, ``fedavgm``, ``fedadagrad``, ``fedadam`` or ``fedyogi``.
-        out: the run folder; a new one below ``runs`` if not given.
+        data: Name of a public dataset from `sordino data list`.
+        epsilon: Target ε of one client, never exceeded.
+        clients: Number of clients; records are split evenly.
+        rounds: Number of rounds.
+        cohort: Expected number of clients per round.
+        delta: δ. Default: a power of ten below 0.1 / clients.
+        model: logistic, mlp or cnn.
+        max_update_norm: ℓ2 clipping norm of an update; the initial one if it adapts.
+        fixed_norm: Keep the clipping norm fixed. Default: it follows the median norm.
+        local_epochs: Passes of a client over its records.
+        local_batch_size: Batch size of a client, in records.
+        local_learning_rate: Learning rate of a client.
+        optimizer: Server optimizer: fedavg, fedavgm, fedadagrad, fedadam or fedyogi.
+        out: Run folder to create. Default: runs/NAME-DATE-NUMBER.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.

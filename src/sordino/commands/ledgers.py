@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.commands.budgets import DryRun, preview
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, DryRun, Progress, preview
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import Event, NoOp, from_json, to_dict
@@ -51,7 +50,7 @@ def ledger_init(place: str) -> dict[str, Any]:
     """Make a ledger. One that is there is left as it is.
 
     Args:
-        place: a file, or postgresql://user@host/database.
+        place: Ledger: a file, or postgresql://user@host/database.
     """
     found = _at(place)
     found.create()
@@ -73,15 +72,15 @@ def ledger_declare(
     """Declare the budget of a dataset, or change it. Both are lines of the ledger.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        name: of the dataset.
-        epsilon: of all that will ever be charged, together.
-        delta: below 1 / number of records; 0 for pure events.
-        neighboring_relation: which datasets count as neighbors.
-        privacy_unit: whose contribution is protected.
-        policy: ``renyi`` or ``zcdp``: choose as you go; ``pld``: all reserved before the first charge.
-        change: change the budget that is there.
-        note: kept with the line.
+        place: Ledger: a file, or postgresql://user@host/database.
+        name: Name of the dataset in the ledger.
+        epsilon: Total ε of all charges.
+        delta: Total δ, below 1 / number of records; 0 for pure events.
+        neighboring_relation: Neighboring relation of datasets.
+        privacy_unit: Privacy unit: whose contribution is protected.
+        policy: Accounting policy. renyi, zcdp: charges chosen adaptively. pld: all reserved before the first charge.
+        change: Change an existing budget.
+        note: Note stored with the entry.
     """
     if change:
         account = _at(place).account(name)
@@ -103,8 +102,8 @@ def ledger_show(place: str, name: str | None = None) -> list[AccountSummary]:
     """What was spent and what is left.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        name: of a dataset; all of them when not given.
+        place: Ledger: a file, or postgresql://user@host/database.
+        name: Dataset name. Default: all datasets.
     """
     found = _at(place)
     names = found.accounts() if name is None else [name]
@@ -127,14 +126,14 @@ def ledger_charge(
     """Charge an event before it happens.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        name: of the dataset.
-        event: an event, as JSON or in a file too.
-        neighboring_relation: for which it holds.
-        privacy_unit: for which it holds.
-        note: what for. No values of records: it is kept for ever.
-        run: name of the run.
-        reservation: draw from this one.
+        place: Ledger: a file, or postgresql://user@host/database.
+        name: Name of the dataset in the ledger.
+        event: Privacy event as JSON, or a file with one.
+        neighboring_relation: Relation or unit for which the event holds.
+        privacy_unit: Relation or unit for which the event holds.
+        note: Note stored permanently with the entry; no values of records.
+        run: Name of the run.
+        reservation: Charge to this reservation.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.
 
@@ -179,8 +178,8 @@ def ledger_history(place: str, name: str) -> AccountHistory:
     """Every line of an account, oldest first, with the ε of its event by itself at the account's δ.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        name: of the dataset.
+        place: Ledger: a file, or postgresql://user@host/database.
+        name: Name of the dataset in the ledger.
     """
     account = _at(place).account(name)
     entries = account.history()
@@ -192,8 +191,8 @@ def ledger_export(place: str, *, out: Path | str | None = None) -> dict[str, Any
     """All accounts with all their lines and the digests of the chain.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        out: also write it to this .json file.
+        place: Ledger: a file, or postgresql://user@host/database.
+        out: File to write. Default: standard output.
     """
     found = _at(place)
     accounts = {name: [entry.to_dict() for entry in found.account(name).history()] for name in found.accounts()}
@@ -215,10 +214,10 @@ def ledger_release(
     """Give back what a run reserved and never drew, after a crash. What was drawn stays charged.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        name: of the dataset.
-        reservation: its name.
-        all: all that are open. Only when nothing runs.
+        place: Ledger: a file, or postgresql://user@host/database.
+        name: Name of the dataset in the ledger.
+        reservation: Name of the reservation, from `sordino ledger show`.
+        all: Release all open reservations; only if no run is active.
     """
     if (reservation is None) != all:
         raise InvalidArgument("release must be given one reservation, or --all, got both or none. See ledger show.")
@@ -233,8 +232,8 @@ def ledger_verify(place: str, *, head: Sequence[str] = ()) -> dict[str, str]:
     """Check every line: the chain of digests, the totals, the budgets.
 
     Args:
-        place: a file, or postgresql://user@host/database.
-        head: DATASET=SEQ:DIGEST, heads that an earlier check gave.
+        place: Ledger: a file, or postgresql://user@host/database.
+        head: Head printed by an earlier `ledger verify`.
 
     Returns:
         The heads, to be noted down elsewhere.

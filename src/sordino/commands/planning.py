@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import checks
-from sordino.commands.progress import SILENT, Progress
-from sordino.commands.rounding import rounded
+from sordino.commands.running import SILENT, Progress, rounded
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
 from sordino.events import (
@@ -213,16 +212,16 @@ def account(
     """Compute the ε of a described run, of an event, or of a run folder.
 
     Args:
-        run: a run folder: account what it did.
-        sample_rate: probability, above 0 up to 1, that a record joins a batch.
-        noise_multiplier: noise standard deviation over the sensitivity under `neighboring_relation`.
-        steps: their number.
-        event: an event, as JSON or in a file too.
-        delta: in (0, 1). A run folder brings its own.
-        neighboring_relation: which datasets count as neighbors.
-        privacy_unit: whose contribution is protected.
-        all: ask the slow accountants too.
-        plot: draw ε over steps and the trade-off curve to this .png or .svg.
+        run: Run folder whose transcript is accounted.
+        sample_rate: Probability in (0, 1] that a record is in a batch.
+        noise_multiplier: Noise standard deviation over the sensitivity under --neighboring-relation.
+        steps: Number of steps.
+        event: Privacy event as JSON, or a file with one.
+        delta: δ in (0, 1). Default for a run folder: its own.
+        neighboring_relation: Neighboring relation of datasets.
+        privacy_unit: Privacy unit: whose contribution is protected.
+        all: Include the slow accountants.
+        plot: Draw ε over steps and the trade-off curve.
         progress: what is said meanwhile.
     """
     described = {"--sample-rate": sample_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
@@ -573,21 +572,22 @@ def plan(
     """Find the least noise multiplier for a target ε; with noise given, the most steps, largest rate or least δ.
 
     Args:
-        epsilon: the target: ε is never above it.
-        delta: in (0, 1), well below 1 / number of records. Left out: the least is found.
-        noise_multiplier: noise over sensitivity, when something else is to be found.
-        sample_rate: probability, above 0 up to 1, that a record joins a batch.
-        steps: their number.
-        dataset_size: public number of records; with batch sizes instead of a rate.
-        batch_size: expected.
-        epochs: expected passes over the data; several make a table.
-        batch_sizes: a table of noise: batch sizes × epochs, with `dataset_size`.
-        neighboring_relation: which datasets count as neighbors.
-        privacy_unit: whose contribution is protected.
-        recommend: all settings by published rules, from `dataset_size` and `parameters`.
-        parameters: trainable parameters; with `recommend`.
-        weight_distance: ℓ2 distance from first to final weights; with `recommend`.
-        sampling: how batches are drawn, see `sordino.sampling.SAMPLERS`; not for tables and recommendations.
+        epsilon: Target ε, never exceeded.
+        delta: δ in (0, 1), well below 1 / number of records. If omitted, the smallest δ is computed.
+        noise_multiplier: Noise standard deviation over sensitivity, to compute another value from.
+        sample_rate: Probability in (0, 1] that a record is in a batch.
+        steps: Number of steps.
+        dataset_size: Public number of records; with a batch size instead of a rate.
+        batch_size: Expected batch size.
+        epochs: Expected passes over the data; several values make a table.
+        batch_sizes: Batch sizes for a table over epochs, with --dataset-size.
+        neighboring_relation: Neighboring relation of datasets.
+        privacy_unit: Privacy unit: whose contribution is protected.
+        recommend: Recommend all settings by published rules, from --dataset-size and --parameters.
+        parameters: Number of trainable parameters; with --recommend.
+        weight_distance: ℓ2 distance from initial to final weights; with --recommend.
+        sampling: How batches are drawn: poisson, without_replacement or with_replacement (both with --dataset-size),
+            balls_in_bins, shuffled (claims no amplification).
         progress: what is said meanwhile.
     """
     target, records, unit = checks.positive(epsilon=epsilon), dataset_size, privacy_unit

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sordino import checks
 from sordino.commands.outcomes import measure
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, Progress
 from sordino.commands.training import load_model_factory
 from sordino.errors import InvalidArgument
 from sordino.runs import Metric
@@ -90,12 +90,12 @@ def predict(
     with the predictions. What is written is as private as the new records.
 
     Args:
-        run: a run folder with a model.
-        data: a file of new records, or a named dataset, of which the test records are taken.
-        out: a .csv, .tsv or .parquet file. An old one is replaced.
-        probabilities: also write the probability of each label.
-        model: ``module:factory``, for a module of your own.
-        data_is_public: declare the records public: with a column of true values the model is measured.
+        run: Run folder with a model.
+        data: File of new records, or a named dataset's test records.
+        out: Predictions file, .csv, .tsv or .parquet; an existing file is replaced.
+        probabilities: Also write the probability of each label.
+        model: module:factory of a custom module.
+        data_is_public: Declare the records public; with a label column accuracy is printed.
         progress: what is said meanwhile.
     """
     out, run = Path(out), Path(run)
@@ -166,10 +166,10 @@ def export(
     The file takes encoded features, and is compared with the model by onnxruntime before it is kept.
 
     Args:
-        run: a run folder with a model.
-        format: ``onnx``.
-        out: the file; NAME.onnx if not given.
-        model: ``module:factory``, for a module of your own.
+        run: Run folder with a model.
+        format: `onnx`.
+        out: File to write. Default: NAME.onnx.
+        model: module:factory of a custom module.
         progress: what is said meanwhile.
     """
     from sordino.recipes.onnx_export import export_onnx

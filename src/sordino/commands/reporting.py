@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sordino import checks
-from sordino.commands.budgets import DryRun, open_account, preview
 from sordino.commands.outcomes import Format
 from sordino.commands.prediction import open_model
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, DryRun, Progress, open_account, preview
 from sordino.errors import InvalidArgument
 from sordino.runs import Evaluation, RunFolder
 
@@ -76,25 +75,25 @@ def report(
     """Write the report of a run folder, after computing ε again from its transcript.
 
     Args:
-        run: a run folder.
-        compare: runs to compare with it, on one page.
-        format: page, Markdown, JSON, a draft for the public registry, or the worksheet.
-        out: a file, or a folder; the run folder if not given.
-        ledger: the ledger that the run was charged to: a file, or postgresql://…
-        account: the account in it that is charged for the evaluation.
-        evaluate: PRIVATE records to evaluate the model on first, see `evaluate`, as for the next six.
-        evaluation_epsilon: that the evaluation costs.
-        evaluation_delta: that it costs.
-        evaluation_by: columns of declared categories: also within each of their groups.
-        evaluation_disjoint: declare that no person is both in these and in the training records.
-        schema: the declared schema of the file.
-        model: ``module:factory``, for a model of your own.
+        run: Run folder.
+        compare: Compare these runs with the first one.
+        format: Format: page, Markdown, JSON, draft for the public registry, or worksheet.
+        out: File or folder to write. Default: the run folder.
+        ledger: Ledger that the run was charged to, a file or postgresql://…
+        account: Account in --ledger to charge.
+        evaluate: PRIVATE records to evaluate the model on: a file, or a named dataset's test records.
+        evaluation_epsilon: ε of the evaluation.
+        evaluation_delta: δ of the evaluation.
+        evaluation_by: Also evaluate by the declared categories of this column; may be repeated.
+        evaluation_disjoint: Declare that no person is in both the evaluation and the training records.
+        schema: Schema file of the table in --evaluate.
+        model: module:factory of a custom model in --evaluate.
         dry_run: only say what the evaluation would cost.
-        purpose: what the model is for; stored in the run folder, as are the next four.
-        owner: who is responsible for the records.
-        contact: where questions go.
-        legal_basis: why the records may be used.
-        approved_by: who approved the release with this ε.
+        purpose: Purpose of the model; stored in the run folder.
+        owner: Owner of the records; stored in the run folder.
+        contact: Contact for questions; stored in the run folder.
+        legal_basis: Legal basis for using the records; stored in the run folder.
+        approved_by: Approver of the release with this ε; stored in the run folder.
         progress: what is said meanwhile.
     """
     from sordino.report import Declarations, build_report, store_declarations

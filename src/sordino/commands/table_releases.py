@@ -1,4 +1,4 @@
-"""What tables release: `describe` and `synthesize`, charged in a run folder first, and `schema_check`."""
+"""What tables release: `describe_file` and `synthesize`, charged in a run folder first, and `schema_check`."""
 
 import csv
 import json
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino import checks
-from sordino.commands.budgets import DryRun, preview
 from sordino.commands.outcomes import composition_statement, run_folder
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import SILENT, DryRun, Progress, preview
 from sordino.commands.tables import TableFile, table_format
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
@@ -35,7 +34,7 @@ __all__ = [
     "SchemaCheck",
     "SchemaDraft",
     "SyntheticTable",
-    "describe",
+    "describe_file",
     "schema_check",
     "schema_draft",
     "synthesize",
@@ -66,7 +65,7 @@ class DescribedTable:
         return {**self.description.to_dict(), "run": str(self.run.path)}
 
 
-def describe(
+def describe_file(
     data: str | Path,
     *,
     epsilon: float,
@@ -92,21 +91,21 @@ def describe(
     Guarantee: (ε, δ) for one record added or removed, charged before a record is read.
 
     Args:
-        data: a table file, or ``adult``.
-        epsilon: of everything that is released.
-        delta: well below 1 / number of records; 0 for geometric and Laplace noise.
-        schema: the declared schema.
-        public_schema_from: a public sample to take the schema from.
-        target: the label's column, with the sample.
-        target_bounds: public bounds of a numeric target, with the sample.
-        quantiles: levels.
-        bins: equal parts of a numeric column's histogram.
-        cross: pairs of columns; categories by target if not given.
-        confidence: of each interval by itself.
-        out: also write everything to this new .json file.
-        run: the run folder; a new one below ``runs`` if not given.
-        seed: a chosen seed, with `reproducible` only.
-        reproducible: allow a chosen seed; the run is marked not for release.
+        data: A .csv, .tsv or .parquet file, or adult.
+        epsilon: ε of everything that the command releases.
+        delta: δ, well below 1 / number of records; 0 for geometric and Laplace noise.
+        schema: Schema file that declares your table's columns.
+        public_schema_from: PUBLIC sample file to infer the schema from.
+        target: Column of the label, with --public-schema-from.
+        target_bounds: With --public-schema-from: public bounds of a numeric target.
+        quantiles: Quantile levels, separated by commas.
+        bins: Number of equal bins of a numeric column.
+        cross: Cross table COLUMN:COLUMN, may be repeated; `none` for none. Default: categories by target.
+        confidence: Confidence level of each interval.
+        out: Also write the result to a new .json file.
+        run: Run folder to create. Default: runs/describe-NAME-DATE-NUMBER.
+        seed: Seed of all random numbers; only with --reproducible.
+        reproducible: Allow --seed; the result is marked not for release.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.
@@ -217,22 +216,22 @@ def synthesize(
     Guarantee: (ε, δ) for one record added or removed, charged before a record is read.
 
     Args:
-        data: a table file, or ``adult``.
-        epsilon: of everything that is released.
-        delta: well below 1 / number of records.
-        schema: the declared schema.
-        public_schema_from: a public sample to take the schema from.
-        target: the label's column, with the sample.
-        target_bounds: public bounds of a numeric target, with the sample.
-        out: the synthetic table: a new .csv, .tsv or .parquet file.
-        rows: records to draw; the noisy number of records if not given.
-        method: ``aim``, ``mst``, or ``independent``, without dependence between columns.
-        degree: aim: the most columns of a measured marginal.
-        bins: equal parts of each numeric column between its bounds.
-        max_model_mb: aim: the most megabytes of the model's tables.
-        run: the run folder; a new one below ``runs`` if not given.
-        seed: a chosen seed, with `reproducible` only.
-        reproducible: allow a chosen seed; the run is marked not for release.
+        data: A .csv, .tsv or .parquet file, or adult.
+        epsilon: ε of everything that the command releases.
+        delta: δ, well below 1 / number of records.
+        schema: Schema file that declares your table's columns.
+        public_schema_from: PUBLIC sample file to infer the schema from.
+        target: Column of the label, with --public-schema-from.
+        target_bounds: With --public-schema-from: public bounds of a numeric target.
+        out: Synthetic table to create, .csv, .tsv or .parquet.
+        rows: Number of records to draw. Default: the noisy number of records.
+        method: aim, mst, or independent (no dependence between columns).
+        degree: aim: maximum number of columns of a marginal.
+        bins: Number of equal bins of each numeric column.
+        max_model_mb: aim: maximum size of the model's tables, in megabytes.
+        run: Run folder to create. Default: runs/NAME-DATE-NUMBER.
+        seed: Seed of all random numbers; only with --reproducible.
+        reproducible: Allow --seed; the result is marked not for release.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.
@@ -435,12 +434,12 @@ def schema_draft(
     """Write a schema with blanks to fill in. Only the file's header is read, and no record.
 
     Args:
-        file: the table.
-        target: the column to predict.
-        out: a new .toml or .json file; NAME.schema.toml if not given.
-        separator: of a CSV file, as are the next two.
-        decimal: mark before decimals.
-        encoding: of the text.
+        file: A .csv, .tsv, .parquet or .feather file.
+        target: Column to predict.
+        out: Schema file to create, .toml or .json. Default: NAME.schema.toml.
+        separator: Separator of a CSV file: ';', tab, … Default: the schema's.
+        decimal: Decimal mark of a CSV file: . or , Default: the schema's.
+        encoding: Encoding of a CSV file: utf-8, latin-1, cp1252, … Default: the schema's.
     """
     from sordino.data import TableFormat
     from sordino.data.schema_files import draft_schema
@@ -525,13 +524,13 @@ def schema_check(
     column; charged before a record is read. Without, none: exact counts are only for people who may see the records.
 
     Args:
-        file: the table.
-        schema: the declared schema, or its file.
-        epsilon: release noisy counts; exact ones if not given.
-        delta: with `epsilon`: δ for Gaussian noise; 0 or None for geometric noise.
-        separator: of a CSV file, in place of what the schema says, as are the next two.
-        decimal: mark before decimals.
-        encoding: of the text.
+        file: A .csv, .tsv, .parquet or .feather file.
+        schema: Schema file, .json or .toml.
+        epsilon: Release noisy shares with this ε. Default: exact shares, not for release.
+        delta: With --epsilon: δ for Gaussian noise; 0 for geometric noise.
+        separator: Separator of a CSV file: ';', tab, … Default: the schema's.
+        decimal: Decimal mark of a CSV file: . or , Default: the schema's.
+        encoding: Encoding of a CSV file: utf-8, latin-1, cp1252, … Default: the schema's.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
-    from sordino.commands.progress import Progress
+    from sordino.commands.running import Progress
     from sordino.data import ArraySchema, DatasetSplits, Schema, TableFormat
 
 __all__ = ["DEFAULT_REGRESSOR", "TableFile", "TableOptions", "default_model", "load_table", "table_format"]
@@ -17,13 +17,15 @@ class TableOptions(TypedDict, total=False):
     """How records are named and declared, for commands that train on a table.
 
     Args:
-        target: the column to predict.
-        schema: the file of the declared schema.
-        public_schema_from: a public sample to take the schema from.
-        target_bounds: bounds of a numeric target, with the sample.
-        separator, decimal, encoding: how CSV files are written, in place of what the schema says.
-        test: a public file to measure on.
-        data_is_public: whether the records are declared public.
+        target: Column to predict: a label or a number.
+        schema: Schema file that declares your table's columns.
+        public_schema_from: PUBLIC sample file to infer the schema from.
+        target_bounds: With --public-schema-from: public bounds of a numeric target.
+        separator: Separator of a CSV file: ';', tab, … Default: the schema's.
+        decimal: Decimal mark of a CSV file: . or , Default: the schema's.
+        encoding: Encoding of a CSV file: utf-8, latin-1, cp1252, … Default: the schema's.
+        test: PUBLIC file with the same columns; the model is evaluated on it.
+        data_is_public: Declare your file public; non-private baselines are shown too.
     """
 
     target: str | None

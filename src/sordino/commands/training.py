@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from sordino import checks
-from sordino.commands.budgets import DryRun, default_delta, preview
 from sordino.commands.outcomes import (
     RunOutcome,
     closed_after_failure,
@@ -22,8 +21,15 @@ from sordino.commands.outcomes import (
     subgroups_of,
 )
 from sordino.commands.planning import check_sampling
-from sordino.commands.processes import check_single_process_options, init_distributed
-from sordino.commands.progress import SILENT, Progress
+from sordino.commands.running import (
+    SILENT,
+    DryRun,
+    Progress,
+    check_single_process_options,
+    default_delta,
+    init_distributed,
+    preview,
+)
 from sordino.commands.tables import TableOptions, default_model, load_table
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
@@ -47,8 +53,8 @@ def demo(*, epsilon: float = 1.0, out: Path | str | None = None, progress: Progr
     """Train a private model on the embedded Adult data, and measure it next to one without privacy.
 
     Args:
-        epsilon: the target: ε is never above it.
-        out: the run folder; a new one below ``runs`` if not given.
+        epsilon: Target ε, never exceeded.
+        out: Run folder to create. Default: runs/NAME-DATE-NUMBER.
         progress: what is said meanwhile.
 
     Returns:
@@ -99,28 +105,30 @@ def train(
     first charge leaves no folder; a later one leaves the folder with all that was charged.
 
     Args:
-        data: a named dataset, a file, or what `sordino.data.load_dataset` gave.
-        epsilon: the target: ε is never above it. Not with `resume`, nor with a recipe's `setting`.
-        delta: δ, below 1 / number of records; 1e-5 or less if not given.
-        model: ``logistic``, ``mlp``, ``cnn``, an estimator's method, ``module:factory``, or a function (shape, classes)
-            ↦ module. If not given, logistic for labels and boosting for numbers.
-        recipe: a whole pipeline instead of a model, see `sordino.recipes.RECIPES`.
-        setting: a recipe's named noise, instead of `epsilon`.
-        device: where a recipe trains; cpu if not given.
-        steps: number of steps, in place of the recommended one, as are the next three.
-        batch_size: expected.
-        max_grad_norm: clipping norm.
-        learning_rate: of the optimizer.
-        sampling: how batches are drawn, see `sordino.sampling.SAMPLERS`; ``poisson`` if not given.
-        neighboring_relation: which datasets count as neighbors; add or remove one if not given.
-        secure_mode: whole-number sums and noise.
-        release_losses: also release noisy mean losses, each record's loss clipped to this value.
-        seed: a chosen seed, with `reproducible` only.
-        reproducible: allow a chosen seed; the run is marked not for release.
-        out: the run folder; a new one below ``runs`` if not given.
-        resume: a run of the same data that was cut off: go on from its checkpoint.
-        checkpoint_every: steps between checkpoints; about ten a run.
-        diagnostics: ``private`` shows losses and batch sizes, outside the guarantee.
+        data: Name from `sordino data list`, or a file.
+        epsilon: Target ε, never exceeded. Not with --resume.
+        delta: δ, below 1 / number of records. Default: 1e-5 or less.
+        model: logistic, mlp, cnn, an estimator's method, or module:factory. Default: logistic for labels, boosting for
+            numbers.
+        recipe: Train a whole pipeline instead of a model; `list` shows them.
+        setting: Named noise level of the recipe, instead of --epsilon.
+        device: Device on which a recipe trains. Default: cpu.
+        steps: Number of steps. Default: the fixed setting.
+        batch_size: Expected batch size in records. Default: the fixed setting.
+        max_grad_norm: Clipping norm (ℓ2). Default: the fixed setting.
+        learning_rate: Learning rate. Default: the fixed setting.
+        sampling: How batches are drawn: poisson (if not given), without_replacement or with_replacement (of fixed
+            size), balls_in_bins, shuffled (claims no amplification).
+        neighboring_relation: Which datasets count as neighbors: add_or_remove_one if not given.
+        secure_mode: Round sums and noise to integers, against attacks on low bits; slower.
+        release_losses: Also release noisy mean losses, each record's loss clipped to this value. Adds 1 % gradient
+            noise.
+        seed: Seed of all random numbers; only with --reproducible.
+        reproducible: Allow --seed; the result is marked not for release.
+        out: Run folder to create. Default: runs/NAME-DATE-NUMBER.
+        resume: Interrupted run on the same data; continue from its checkpoint.
+        checkpoint_every: Steps between checkpoints. Default: a tenth of the run.
+        diagnostics: `private` prints losses and batch sizes, outside the guarantee.
         ledger: the account that is charged.
         dry_run: only say what it would cost.
         progress: what is said meanwhile.

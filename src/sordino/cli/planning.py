@@ -1,74 +1,108 @@
-"""`sordino plan`: no torch, no data."""
+"""`sordino account` and `sordino plan`: no torch, no data."""
 
-from typing import TYPE_CHECKING, Annotated
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.console import JsonOption, Output, epsilon_text, exact_text, heading, key_value_table, round_up
-from sordino.cli.options import call
+from sordino.cli.console import Output, epsilon_text, exact_text, heading, key_value_table, numbers, round_up
+from sordino.cli.options import Form, command
 from sordino.commands.planning import PlannedRun, PlanTable
-from sordino.definitions import NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument
+from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 
 if TYPE_CHECKING:
-    from sordino.commands import RecommendedPlan
+    from sordino.commands import AccountedRun, RecommendedPlan
 
-__all__ = ["plan_command"]
+__all__ = ["print_account", "print_plan"]
 
 
-def plan_command(
-    epsilon: Annotated[float, typer.Option(help="Target ε, never exceeded.")],
-    delta: Annotated[
-        float | None,
-        typer.Option(help="δ in (0, 1), well below 1 / number of records. If omitted, the smallest δ is computed."),
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise standard deviation over sensitivity, to compute another value from.")
-    ] = None,
-    sample_rate: Annotated[
-        float | None, typer.Option(help="Probability in (0, 1] that a record is in a batch.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
-    dataset_size: Annotated[
-        int | None,
-        typer.Option(help="Public number of records; with a batch size instead of a rate."),
-    ] = None,
-    batch_size: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
-    epochs: Annotated[
-        str | None, typer.Option(metavar="E[,E…]", help="Expected passes over the data; several values make a table.")
-    ] = None,
-    batch_sizes: Annotated[
-        str | None, typer.Option(metavar="B,B,…", help="Batch sizes for a table over epochs, with --dataset-size.")
-    ] = None,
-    neighboring_relation: Annotated[
-        NeighboringRelation, typer.Option(help="Neighboring relation of datasets.")
-    ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: Annotated[
-        PrivacyUnit, typer.Option(help="Privacy unit: whose contribution is protected.")
-    ] = PrivacyUnit.RECORD,
-    recommend: Annotated[
-        bool,
-        typer.Option(
-            "--recommend", help="Recommend all settings by published rules, from --dataset-size and --parameters."
-        ),
-    ] = False,
-    parameters: Annotated[int | None, typer.Option(help="Number of trainable parameters; with --recommend.")] = None,
-    weight_distance: Annotated[
-        float, typer.Option(help="ℓ2 distance from initial to final weights; with --recommend.")
-    ] = 1.0,
-    sampling: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="How batches are drawn: poisson, without_replacement or with_replacement (both with --dataset-size), "
-            "balls_in_bins, shuffled (claims no amplification).",
-        ),
-    ] = "poisson",
-    as_json: JsonOption = False,
-) -> None:
+@command("account", forms={"run": Form(metavar="[RUN]"), "plot": Form(metavar="FILE.png|svg")})
+def print_account(output: Output, found: "AccountedRun") -> None:
+    """Compute the ε of a described run, of an event, or of a run folder.
+
+    For example: [cyan]sordino account --sample-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5[/cyan]
+    """
+    output.print_result(found.to_dict(), *_page(found.to_dict()))
+
+
+def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
+    """The document for people."""
+    epsilon = document["epsilon"]
+    interval, accountants = document["interval"], document["accountants"]
+    assert isinstance(epsilon, float | str)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    if isinstance(accountants, dict):
+        for name, value in sorted(accountants.items(), key=lambda item: float(item[1])):
+            chosen = name == document["accountant"]
+            table.add_row(name.replace("_", " "), Text(epsilon_text(value), style="bold" if chosen else ""))
+    rows = [
+        ("unit", PrivacyUnit(str(document["privacy_unit"])).describe()),
+        ("neighbors", NeighboringRelation(str(document["neighboring_relation"])).describe()),
+        ("sampler", str(document["sampler"])),
+        ("accountant", str(document["accountant"]).replace("_", " ")),
+    ]
+    if isinstance(interval, dict):
+        rows.append(("true ε within", _between(interval["lower"], interval["upper"])))
+    bare, attack = document["epsilon_without_amplification"], document["attack"]
+    if bare is not None and bare != epsilon:
+        assert isinstance(bare, float | str)
+        rows.append(("without amplification", f"ε = {epsilon_text(bare)}"))
+    if isinstance(attack, dict):
+        rows.append(("attack", _describe_attack(attack)))
+    if "plot" in document:
+        rows.append(("plot", str(document["plot"])))
+    return (
+        heading(f"ε = {epsilon_text(epsilon)} at δ = {exact_text(float(str(document['delta'])))}"),
+        key_value_table(rows),
+        Text("\nε by accountant (each is a valid upper bound)", style="dim"),
+        table,
+    )
+
+
+def _describe_attack(attack: Mapping[str, object]) -> str:
+    found = attack["true_positive_rate"]
+    assert isinstance(found, Mapping)
+    parts = [
+        f"≤ {format_upper_bound(100 * value)} % at {100 * float(rate):g} % false positives"
+        for rate, value in found.items()
+    ]
+    return f"true positives {', '.join(parts)}; advantage ≤ {exact_text(float(str(attack['advantage'])))}"
+
+
+def _between(lower: float | str, upper: float | str) -> str:
+    """The interval with as many digits as it takes to tell its ends apart, rounded outwards."""
+    if isinstance(lower, str) or isinstance(upper, str):
+        return "[∞, ∞]" if isinstance(lower, str) else f"[{lower:.5f}, ∞]"
+    if lower == upper:
+        return f"[{lower:.5f}, {upper:.5f}]"
+    digits = min(15, max(5, 1 - math.floor(math.log10(upper - lower))))
+    step = 10.0**digits
+    return f"[{math.floor(lower * step) / step:.{digits}f}, {math.ceil(upper * step) / step:.{digits}f}]"
+
+
+def _listed(options: dict[str, Any]) -> dict[str, Any]:
+    """Epochs and batch sizes as they were written ↦ lists."""
+    names = {"epochs": "epochs", "batch_sizes": "batch-sizes"}
+    return options | {
+        name: options[name] and numbers(options[name], words, "256,1024") for name, words in names.items()
+    }
+
+
+@command(
+    "plan",
+    forms={
+        "epochs": Form(kind=str | None, metavar="E[,E…]"),
+        "batch_sizes": Form(kind=str | None, metavar="B,B,…"),
+        "sampling": Form(metavar="NAME"),
+    },
+    prepare=_listed,
+)
+def print_plan(output: Output, found: "PlannedRun | PlanTable | RecommendedPlan") -> None:
     """Find the least noise multiplier for a target ε; with noise given, the most steps, largest rate or least δ.
 
     For example: [cyan]sordino plan --epsilon 1 --delta 1e-5 --dataset-size 60000 --batch-size 600 --epochs 20[/cyan]
@@ -78,29 +112,16 @@ def plan_command(
 
     All settings: [cyan]sordino plan --recommend --epsilon 1 --delta 1e-5 --dataset-size 60000 --parameters 7850[/cyan]
     """
-    options = {
-        **locals(),
-        "epochs": None if epochs is None else _listed(epochs, "epochs"),
-        "batch_sizes": None if batch_sizes is None else _listed(batch_sizes, "batch-sizes"),
-    }
-    output, found = call("plan", options)
     if isinstance(found, PlanTable):
-        output.print_result(found.document, *_table_page(found))
+        page = _table_page(found)
     elif isinstance(found, PlannedRun):
-        _show(output, found)
+        page = _run_page(found)
     else:
-        _show_recommendation(output, found)
+        page = _settings_page(found)
+    output.print_result(found.document, *page)
 
 
-def _listed(text: str, name: str) -> list[float]:
-    """Numbers, separated by commas."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InvalidArgument(f"{name} must be numbers with commas between, got {text!r}. Write 256,1024.") from error
-
-
-def _show_recommendation(output: Output, done: "RecommendedPlan") -> None:
+def _settings_page(done: "RecommendedPlan") -> tuple[RenderableType, ...]:
     """What the rules say, with their sources."""
     found = done.settings
     trial, noise = found.small_batch
@@ -120,8 +141,7 @@ def _show_recommendation(output: Output, done: "RecommendedPlan") -> None:
         ("neighbors", NeighboringRelation(done.document["neighboring_relation"]).describe()),
     ]
     sources = "\n".join(f"{name.replace('_', ' ')}: {text}." for name, text in done.document["sources"].items())
-    output.print_result(
-        done.document,
+    return (
         heading(
             f"Settings for ε ≤ {exact_text(done.document['target_epsilon'])} at δ = "
             f"{exact_text(done.document['delta'])}",
@@ -132,7 +152,7 @@ def _show_recommendation(output: Output, done: "RecommendedPlan") -> None:
     )
 
 
-def _table_page(done: "PlanTable") -> tuple[RenderableType, ...]:
+def _table_page(done: PlanTable) -> tuple[RenderableType, ...]:
     document = done.document
     relation, unit = NeighboringRelation(document["neighboring_relation"]), PrivacyUnit(document["privacy_unit"])
     grid = Table(box=None, padding=(0, 3, 1, 0), header_style="dim", show_edge=False)
@@ -181,7 +201,7 @@ def _round_down(rate: float) -> str:
     return text if float(text) <= rate else exact_text(rate)
 
 
-def _show(output: Output, done: "PlannedRun") -> None:
+def _run_page(done: PlannedRun) -> tuple[RenderableType, ...]:
     document = done.document
     noise, rate, steps, delta = (document[name] for name in ("noise_multiplier", "sample_rate", "steps", "delta"))
     target, size = document["target_epsilon"], document.get("batch_size")
@@ -206,4 +226,4 @@ def _show(output: Output, done: "PlannedRun") -> None:
     cost = document["epsilon"]
     assert isinstance(cost, float | str)
     note = f"keeps the run at ε = {epsilon_text(cost)} ≤ {exact_text(target)} for δ = {exact_text(delta)}"
-    output.print_result(document, heading(words[done.found], note), key_value_table(rows))
+    return heading(words[done.found], note), key_value_table(rows)
