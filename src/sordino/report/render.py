@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -13,6 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from sordino.definitions import format_upper_bound
 from sordino.installation import require
@@ -209,40 +210,46 @@ def write_report(run: RunFolder, *, folder: Path | None = None) -> ReportFiles:
 
 def render_html(report: Report) -> str:
     """The page, whole: style, script and charts are inside it, and its policy lets it load and run nothing else."""
-    guarantee, utility = report.guarantee, report.utility
-    epsilon = guarantee.epsilon
+    utility, epsilon, delta = report.utility, report.guarantee.epsilon, report.guarantee.delta
     return _render(
         "page.html.jinja",
-        report=report,
-        guarantee=guarantee,
-        epsilon=format_epsilon(report.headline_epsilon),
-        delta=scientific(guarantee.delta),
-        scope=formatting.headline_scope(report),
-        sentences=formatting.epsilon_sentences(report),
-        summary_rows=formatting.summary_rows(report),
-        formal=formatting.formal_statement(report),
-        attack_rows=formatting.attack_rows(report),
+        **_words(report),
+        guarantee=report.guarantee,
+        delta=scientific(delta),
         fewest=figures.FEWEST_IN_BIN,
         factor=format_upper_bound(math.exp(epsilon)) if epsilon < 20 else "very large",
         gaussian=_gaussian(report),
-        hazards_line=formatting.hazards_line(report),
-        severities=formatting.SEVERITY_WORDS,
-        accounting_rows=formatting.accounting_rows(report),
-        user_rows=formatting.user_rows(report),
-        mechanism_rows=formatting.mechanism_rows(report),
-        process_rows=formatting.process_rows(report),
-        composition_rows=formatting.composition_rows(report),
         spent_chart=figures.spent_chart(report.curves.spent, target=report.target_epsilon),
-        profile_chart=figures.profile_chart(report.curves, epsilon=epsilon, delta=guarantee.delta),
+        profile_chart=figures.profile_chart(report.curves, epsilon=epsilon, delta=delta),
         attack_charts=figures.attack_charts(report.curves),
         accuracy_chart=figures.accuracy_chart(utility.accuracy),
         reliability_chart=figures.reliability_chart(utility.calibration) if utility.calibration else "",
         subgroup_charts=_subgroup_charts(report),
         loss_chart=figures.loss_chart(report.losses) if report.losses else "",
-        evaluation_rows=formatting.evaluation_rows(report),
         evaluation_charts=_evaluation_charts(report),
         laboratory=_laboratory_start(report),
     )
+
+
+def _words(report: Report) -> dict[str, object]:
+    """What page and Markdown say in words and tables."""
+    return {
+        "report": report,
+        "epsilon": format_epsilon(report.headline_epsilon),
+        "scope": formatting.headline_scope(report),
+        "sentences": formatting.epsilon_sentences(report),
+        "summary_rows": formatting.summary_rows(report),
+        "formal": formatting.formal_statement(report),
+        "attack_rows": formatting.attack_rows(report),
+        "hazards_line": formatting.hazards_line(report),
+        "severities": formatting.SEVERITY_WORDS,
+        "accounting_rows": formatting.accounting_rows(report),
+        "user_rows": formatting.user_rows(report),
+        "mechanism_rows": formatting.mechanism_rows(report),
+        "process_rows": formatting.process_rows(report),
+        "composition_rows": formatting.composition_rows(report),
+        "evaluation_rows": formatting.evaluation_rows(report),
+    }
 
 
 def render_comparison_html(reports: Sequence[Report]) -> str:
@@ -329,10 +336,11 @@ def _source(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(finalize: Callable[[object], Markup] | None = None) -> Environment:
     environment = Environment(
         loader=PackageLoader("sordino.report"),
         autoescape=True,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -346,26 +354,25 @@ def _environment() -> Environment:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_NOT_STATED = "*not stated*"
-_SEVERITIES = (
-    "Limitations: " + "; ".join(f"*{name}*: {words}" for name, words in formatting.SEVERITY_WORDS.items()) + "."
-)
 _MOST_LOSSES = 12
 _SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: f"\\{mark}" for mark in "\\`*_[]{}#|~!"}})
 
 
 def render_markdown(report: Report) -> str:
     """The report as one Markdown document."""
-    return "\n".join(_sections(report)).rstrip("\n") + "\n"
+    points = () if report.losses is None else report.losses.points
+    losses = [ReleasedLoss(step=point.steps, loss=point.loss, stddev=point.noise) for point in points]
+    return _markdown(
+        "report.md.jinja",
+        **_words(report),
+        delta_text=formatting.delta_text(report),
+        losses=average_adjacent(losses, _MOST_LOSSES),
+    )
 
 
 def render_comparison_markdown(reports: Sequence[Report]) -> str:
     """Several runs in one table."""
-    names = [_safe(report.name) for report in reports]
-    head = ["# Runs, side by side", "", f"| | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
-    rows = formatting.comparison_rows(list(reports))
-    body = [f"| {_safe(name)} | {' | '.join(_stated(value) for value in values)} |" for name, values in rows]
-    return "\n".join([*head, *body]) + "\n"
+    return _markdown("compare.md.jinja", reports=reports, rows=formatting.comparison_rows(list(reports)))
 
 
 def render_worksheet(report: Report) -> str:
@@ -376,262 +383,23 @@ def render_worksheet(report: Report) -> str:
 
     Guarantee: post-processing of what the report shows.
     """
-    return "\n".join(_worksheet(report)).rstrip("\n") + "\n"
-
-
-_OPEN = "\\_\\_\\_\\_\\_\\_\\_\\_"
-
-
-def _worksheet(report: Report) -> Iterator[str]:
-    def asked(question: str, answer: str | None) -> str:
-        return f"- {question} {f'**{_safe(answer)}**' if answer else _OPEN}"
-
-    guarantee, declared, data = report.guarantee, report.declarations, dict(report.data)
-    yield f"# Worksheet: {_safe(report.name)}\n"
-    yield f"{_OPEN} marks what the run does not state. A person has to answer it before the results are released.\n"
-    yield "## Whose records are they?\n"
-    yield asked("Which records?", data.get("name"))
-    yield asked("Who is responsible for them?", declared.owner)
-    yield asked("Why may they be used?", declared.legal_basis)
-    yield asked("What is the model for?", declared.purpose)
-    yield asked("Were the people asked, and can they still say no?", None)
-    yield asked("Who gains from the model, and are they the same people?", None)
-    unit = guarantee.privacy_unit.value
-    epsilon = f"ε = {format_epsilon(report.headline_epsilon)} at δ = {power_of_ten(guarantee.delta)}"
-    yield asked("What is protected as a whole?", f"one {unit}, {epsilon}")
-    if unit == "record":
-        yield asked("How many records can one person have? Each of them costs ε again.", None)
-    yield from _worksheet_groups(report)
-    yield "\n## What may an attacker still find?\n"
-    bounds = report.attack_bounds
-    if bounds is None:
-        yield asked("How often may the best guess about one person be right?", None)
-    else:
-        share = percent_up(bounds.right_guesses)
-        yield f"- Guesses {_safe(bounds.question)}: right in **at most {share}** of cases; by chance 50 %"
-        for blind, found in bounds.reconstruction:
-            yield f"- A record that is guessed blindly with chance {percent_up(blind)}: at most {percent_up(found)}"
-    yield asked("What would be the worst consequence for one person, at these odds?", None)
-    yield "\n## What is not protected?\n"
-    yield from (f"- **{_safe(item.title)}** {_safe(item.text)}" for item in report.not_covered)
-    yield asked("Which facts about a whole group could the model teach, and who could use them against it?", None)
-    yield "\n## Who decides?\n"
-    yield asked("Who approved this ε, and why this one?", declared.approved_by)
-    yield asked("Where do questions and complaints go?", declared.contact)
-    yield asked("When is the model withdrawn or trained again? That is charged too.", None)
-    yield f"- May it be released, as far as the run shows? **{_safe(report.release.text)}**"
-
-
-def _worksheet_groups(report: Report) -> Iterator[str]:
-    yield "\n## Who loses accuracy?\n"
-    public = [(g.column, g.value, f"{g.records:,}", g.accuracy, g.lower, g.upper) for g in report.utility.subgroups]
-    private = [
-        (share.column, share.value, f"about {share.records:,}", share.accuracy, share.lower, share.upper)
-        for evaluation in report.evaluations
-        for share in evaluation.shares
-        if share.column != "all"
-    ]
-    found = sorted([*public, *private], key=lambda row: row[3])
-    if not found:
-        yield f"- Accuracy by subgroup was not measured. Which groups could lose? {_OPEN}"
-        yield "- Measure it on public records (`compute_utility(…, groups=…)`), or by a private evaluation."
-        return
-    yield "| subgroup | records | accuracy | 95 % interval |\n|---|---|---|---|"
-    for column, value, records, accuracy, lower, upper in found:
-        interval = f"{100 * lower:.1f} to {100 * upper:.1f} %"
-        yield f"| {_safe(column)}: {_safe(value)} | {records} | {100 * accuracy:.1f} % | {interval} |"
-    column, value, _, worst, lower, upper = found[0]
-    yield ""
-    yield (
-        f"- The lowest is {_safe(column)}: {_safe(value)} with {100 * worst:.1f} %. Of {len(found)} groups one is the "
-        f"lowest by chance alone: its interval is {100 * lower:.1f} to {100 * upper:.1f} %."
+    private = [share for one in report.evaluations for share in one.shares if share.column != "all"]
+    return _markdown(
+        "worksheet.md.jinja",
+        report=report,
+        data=dict(report.data),
+        unit=report.guarantee.privacy_unit.value,
+        epsilon=format_epsilon(report.headline_epsilon),
+        delta_text=formatting.delta_text(report),
+        groups=sorted([*report.utility.subgroups, *private], key=lambda group: group.accuracy),
     )
-    yield (
-        "- How much of it is privacy's, and how much the data's? `sordino diagnose RUN` trains the same model without "
-        f"privacy and compares both group by group. {_OPEN}"
-    )
-    yield f"- Which groups have too few records to be measured? {_OPEN}"
 
 
-def _sections(report: Report) -> Iterator[str]:
-    guarantee = report.guarantee
-    yield f"# Privacy report: {_safe(report.name)}\n"
-    if report.not_for_release:
-        yield f"> **NOT FOR RELEASE.** {_safe(report.not_for_release)}\n"
-    yield f"**ε = {format_epsilon(report.headline_epsilon)}, δ = {power_of_ten(guarantee.delta)}**\n"
-    if scope := formatting.headline_scope(report):
-        yield f"{_safe(scope)}\n"
-    yield f"{_safe(' '.join(formatting.epsilon_sentences(report)))}\n"
-    yield f"**{formatting.hazards_line(report)}**\n"
-    yield f"## May it be released?\n\n{_safe(report.release.text)}\n"
-    yield from (f"{number}. {_safe(text)}" for number, text in enumerate(report.release.conditions, 1))
-    if report.release.conditions:
-        yield ""
-    yield from _table("The run", _summary(report))
-    yield from _remarks("What is not covered", ((item.title, item.text) for item in report.not_covered))
-    yield from _remarks("What is covered", ((item.title, item.text) for item in report.covered))
-    yield from _table("Other access to the records", [(access.title, access.text) for access in report.data_accesses])
-    yield f"## Who is trusted\n\n{_safe(report.trust)}\n"
-    yield from _table("Other uses of the same records", formatting.composition_rows(report))
-    yield from _utility(report)
-    yield from _evaluations(report)
-    yield "## Checks\n"
-    yield f"{formatting.hazards_line(report)} {_SEVERITIES}\n"
-    for item in report.privacy_hazards:
-        word = f"{item.status}, {item.severity}" if item.status == "limitation" else item.status
-        yield f"- **{word}**: {_safe(item.title)}. {_safe(item.text)}"
-    yield ""
-    yield from _attack(report)
-    yield from _audits(report)
-    yield f"## Details for specialists\n\n{_safe(formatting.formal_statement(report))}.\n"
-    yield from _losses(report)
-    yield from _table("How ε was computed", formatting.accounting_rows(report))
-    if report.user_level:
-        yield from _table("One person with several records", formatting.user_rows(report))
-    yield from _table("The mechanism", formatting.mechanism_rows(report))
-    yield from _table("Randomness and processes", formatting.process_rows(report))
-    yield from _table("Training", report.training)
-    yield from _table("Data", report.data)
-    yield from _table("Software", report.environment)
-    if report.missing:
-        yield f"Not stated by the run: {_safe('; '.join(report.missing))}.\n"
+def _markdown(name: str, **values: object) -> str:
+    """A Markdown template, in which no character of a value means anything to Markdown or HTML."""
+    return _environment(_escaped).get_template(name).render(**values).rstrip("\n") + "\n"
 
 
-def _summary(report: Report) -> Iterator[tuple[str, str | None]]:
-    for name, value, option in formatting.summary_rows(report):
-        yield name, value or (f"not stated (write it with {option})" if option else None)
-
-
-def _attack(report: Report) -> Iterator[str]:
-    bounds = report.attack_bounds
-    if bounds is None:
-        return
-    yield "## Limits on every attack\n"
-    yield (
-        "The attacker knows every other record, the code and the settings, has unlimited computing power, and wants "
-        f"to know {bounds.question}. Membership guesses are correct in at most {percent_up(bounds.right_guesses)} of "
-        "cases (50 % is chance). The attacker's advantage, true minus false positive rate, is at most "
-        f"{percent_up(bounds.advantage)}.\n"
-    )
-    yield "| wrongly identified, of those not in the data | correctly identified, at most |\n|---|---|"
-    for rate, found in bounds.found:
-        yield f"| {100 * rate:g} % | {percent_up(found)} |"
-    yield "\n| a record is guessed without the model | reconstructed with it, at most |\n|---|---|"
-    for prior, chance in bounds.reconstruction:
-        yield f"| in 1 of {1 / prior:,.0f} cases | in {percent_up(chance)} of cases |"
-    yield ""
-
-
-def _audits(report: Report) -> Iterator[str]:
-    yield "## Audits and attacks\n"
-    for audit in report.audits:
-        right = "" if audit.correct is None else f", {audit.correct:,} right"
-        yield (
-            f"- {_safe(audit.method)}: ε ≥ {audit.epsilon_lower:.2f} with {100 * (1 - audit.alpha):g} % confidence; "
-            f"{audit.canaries:,} canaries, {audit.guesses:,} guesses{right}. Attacker: {_safe(audit.attacker)}."
-        )
-    if report.audits:
-        yield ""
-    rows = formatting.attack_rows(report)
-    if rows:
-        yield from _rows(rows)
-    if not report.audits and not rows:
-        yield "The run folder holds none.\n"
-
-
-def _utility(report: Report) -> Iterator[str]:
-    utility = report.utility
-    yield "## How well it predicts\n"
-    if not utility.accuracy and not utility.figures:
-        yield (
-            "Not measured on public records. Accuracy on private records is a separate release that ε does not cover.\n"
-        )
-    else:
-        yield from _rows([*((item.name, f"{100 * item.value:.1f} %") for item in utility.accuracy), *utility.figures])
-    if utility.calibration:
-        found = utility.calibration
-        yield (
-            f"Calibration: mean gap (ECE) {100 * found.expected_error:.1f} %, largest gap (MCE) "
-            f"{100 * found.maximum_error:.1f} %.\n"
-        )
-    if utility.subgroups:
-        yield "| subgroup | records | accuracy | 95 % interval |\n|---|---|---|---|"
-        for group in utility.subgroups:
-            yield (
-                f"| {_safe(group.column)}: {_safe(group.value)} | {group.records:,} | {100 * group.accuracy:.1f} % | "
-                f"{100 * group.lower:.1f} to {100 * group.upper:.1f} % |"
-            )
-        yield ""
-    if utility.withheld:
-        yield f"Measured values that are marked private and not shown: {utility.withheld}.\n"
-
-
-def _evaluations(report: Report) -> Iterator[str]:
-    if not report.evaluations:
-        return
-    yield from _table("Private evaluation", formatting.evaluation_rows(report))
-    for one in report.evaluations:
-        if not one.shares:
-            yield f"The evaluation on {_safe(one.records)} was charged and gave no answer.\n"
-            continue
-        yield f"| {_safe(one.records)} | records, noisy | accuracy | 95 % interval, sampling and noise |"
-        yield "|---|---|---|---|"
-        for share in one.shares:
-            name = _safe(share.value if share.column == "all" else f"{share.column}: {share.value}")
-            yield (
-                f"| {name} | {share.records:,} | {share.describe()} | {100 * share.lower:.1f} to "
-                f"{100 * share.upper:.1f} % |"
-            )
-        yield ""
-        if one.calibration and one.calibration_noise is not None:
-            yield (
-                f"Calibration: mean gap (ECE) {100 * one.calibration.expected_error:.1f} %, of which noise alone makes "
-                f"about {100 * one.calibration_noise:.1f} %.\n"
-            )
-
-
-def _losses(report: Report) -> Iterator[str]:
-    curve = report.losses
-    if curve is None or not curve.points:
-        return
-    yield "## Released training loss\n"
-    yield (
-        f"{curve.released:,} noisy means of losses clipped to {curve.max_loss:g}; ε covers them. Each line is the "
-        "mean since the line before.\n"
-    )
-    yield "| steps | loss | noise, 95 % |\n|---|---|---|"
-    points = [ReleasedLoss(step=point.steps, loss=point.loss, stddev=point.noise) for point in curve.points]
-    for point in average_adjacent(points, _MOST_LOSSES):
-        yield f"| {point.step:,} | {point.loss:.3f} | ± {1.96 * point.stddev:.3f} |"
-    yield ""
-
-
-def _table(title: str, rows: Iterable[tuple[str, str | None]]) -> Iterator[str]:
-    listed = list(rows)
-    if listed:
-        yield f"## {title}\n"
-        yield from _rows(listed)
-
-
-def _rows(rows: Iterable[tuple[str, str | None]]) -> Iterator[str]:
-    yield "| | |\n|---|---|"
-    for name, value in rows:
-        yield f"| {_safe(name)} | {_stated(value)} |"
-    yield ""
-
-
-def _remarks(title: str, remarks: Iterable[tuple[str, str]]) -> Iterator[str]:
-    listed = list(remarks)
-    if listed:
-        yield f"## {title}\n"
-        yield from (f"- **{_safe(head)}.** {_safe(text)}" for head, text in listed)
-        yield ""
-
-
-def _stated(value: str | None) -> str:
-    return _NOT_STATED if value is None or value == "" else _safe(value)
-
-
-def _safe(text: str) -> str:
+def _escaped(value: object) -> Markup:
     """Text from a run folder on one line, in which no character means anything to Markdown or HTML."""
-    return " ".join(text.split()).translate(_SPECIAL)
+    return value if isinstance(value, Markup) else Markup(" ".join(str(value).split()).translate(_SPECIAL))  # noqa: S704
