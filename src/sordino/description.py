@@ -259,6 +259,7 @@ def _quantile(counts: FloatArray, edges: FloatArray, level: float, variance: flo
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TableDescriber(PrivateEstimator):
     """Describes a table privately; `sordino.describe` is the short form.
 
@@ -287,30 +288,11 @@ class TableDescriber(PrivateEstimator):
         events_: what was done, one event a release.
     """
 
-    def __init__(
-        self,
-        *,
-        schema: Schema | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        quantiles: Sequence[float] = (0.25, 0.5, 0.75),
-        bins: int = 10,
-        cross: Sequence[tuple[str, str]] | None = None,
-        confidence: float = 0.95,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.schema = schema
-        self.epsilon = epsilon
-        self.delta = delta
-        self.quantiles = quantiles
-        self.bins = bins
-        self.cross = cross
-        self.confidence = confidence
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    schema: Schema | None = None
+    quantiles: Sequence[float] = (0.25, 0.5, 0.75)
+    bins: int = 10
+    cross: Sequence[tuple[str, str]] | None = None
+    confidence: float = 0.95
 
     def planned_events(self) -> "tuple[Event, ...]":
         """What a fit will charge. Checks all parameters."""

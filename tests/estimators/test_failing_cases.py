@@ -160,7 +160,7 @@ def test_a_replaced_record_pays_for_both_leaves_that_it_changes():
     declared = {"epsilon": 1.0, "delta": 1e-5, "bounds": (0.0, 1.0), "classes": (0, 1), "max_iter": 5}
     deviations = []
     for neighboring_relation in ("add_or_remove_one", "replace_one"):
-        mechanism = HistGradientBoostingClassifier(**declared, neighboring_relation=neighboring_relation)._prepared(
+        mechanism = HistGradientBoostingClassifier(**declared, neighboring_relation=neighboring_relation)._mechanism(
             2, Logistic()
         )
         deviations.append((mechanism.noise, float(mechanism.histograms[0].noise.scales[0])))
@@ -171,9 +171,9 @@ def test_a_replaced_record_pays_for_both_leaves_that_it_changes():
 def test_one_more_record_moves_a_bins_sum_by_its_residual_not_by_the_range_of_residuals():
     declared = {"epsilon": 1.0, "delta": 1e-5, "bounds": (0.0, 1.0), "max_iter": 1}
     alone = HistGradientBoostingRegressor(**declared, target_bounds=(0.0, 1.0), max_residual=0.5)
-    assert alone._prepared(1, HuberResidual(threshold=0.5)).sums(2).l2_sensitivity == 0.5
-    assert HistGradientBoostingClassifier(**declared)._prepared(1, Logistic()).sums(2).l2_sensitivity == 1.0
-    assert HistGradientBoostingClassifier(**declared)._prepared(1, Softmax(outputs=3)).sums(
+    assert alone._mechanism(1, HuberResidual(threshold=0.5)).sums(2).l2_sensitivity == 0.5
+    assert HistGradientBoostingClassifier(**declared)._mechanism(1, Logistic()).sums(2).l2_sensitivity == 1.0
+    assert HistGradientBoostingClassifier(**declared)._mechanism(1, Softmax(outputs=3)).sums(
         2
     ).l2_sensitivity == pytest.approx(math.sqrt(2))
 

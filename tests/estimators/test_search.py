@@ -89,7 +89,7 @@ def test_a_record_more_moves_every_score_up_by_at_most_one(kind):
     def score(X, y):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return found._right(model, X, y)
+            return found._score(model, X, y)
 
     before = score(X, y)
     moved = [score(np.vstack([X, x]), np.append(y, target)) - before for x, target in others]

@@ -11,8 +11,7 @@ from sordino.installation import lazy_names, require
 if TYPE_CHECKING:
     from sordino.estimators.hist_gradient_boosting import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sordino.estimators.kmeans import KMeans
-    from sordino.estimators.linear_classifiers import LinearSVC, LogisticRegression
-    from sordino.estimators.linear_regression import LinearRegression, Ridge
+    from sordino.estimators.linear_models import LinearRegression, LinearSVC, LogisticRegression, Ridge
     from sordino.estimators.naive_bayes import GaussianNB
     from sordino.estimators.neural import DPClassifier, DPRegressor
     from sordino.estimators.preprocessing import PCA, MinMaxScaler, StandardScaler

@@ -4,7 +4,6 @@ Parameters are stored and nothing else happens before `fit`, as scikit-learn's `
 reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
 """
 
-import inspect
 import math
 import multiprocessing
 import os
@@ -21,7 +20,8 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, clone
+from scipy.special import expit, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import validate_data
 
@@ -30,28 +30,47 @@ from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelatio
 from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, NonPrivate, PureDP, compose
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms.base import FloatArray, Numbers, category_codes, not_numeric, to_float_array
+from sordino.mechanisms import DiscreteLaplaceMechanism, GridGaussianMechanism, PureBudget
+from sordino.mechanisms.base import (
+    Bounds,
+    FloatArray,
+    Numbers,
+    category_codes,
+    checked_bounds,
+    not_numeric,
+    to_float_array,
+)
+from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG
 
 __all__ = [
     "ColumnBounds",
     "Labels",
+    "PrivateClassifier",
     "PrivateEstimator",
-    "RecordWeights",
+    "PrivateRegressor",
+    "SumsMechanism",
+    "WeightedClassifier",
     "check_one_target_per_record",
     "check_single_process",
+    "class_probabilities",
     "clip_rows",
     "column_bounds",
     "common_relation",
     "declared_classes",
+    "declared_norm",
+    "declared_relation",
+    "declared_size",
     "dry_run_events",
     "encode_labels",
     "fill_missing",
     "independent_copy",
+    "noise_stddev",
     "normalize_rows",
     "require_declared",
     "scaled_targets",
     "split_budget_equally",
+    "sums_mechanism",
     "validate_matrix",
 ]
 
@@ -124,7 +143,7 @@ def _check_not_objects(values: object, name: str) -> None:
 
 
 def encode_labels(y: Labels, classes: Sequence[Hashable]) -> npt.NDArray[np.int64]:
-    """The position of each label among the declared classes [n]; −1 for one that is none of them."""
+    """The index of each label among the declared classes [n]; −1 for one that is none of them."""
     listed = np.asarray(y).ravel() if hasattr(y, "__array__") else y
     return category_codes(listed, tuple(classes))
 
@@ -139,53 +158,11 @@ def scaled_targets(y: Numbers, bounds: tuple[float, float], *, center: float, ha
     return scaled
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordWeights:
-    """How much each record counts, between 0 and 1: its class's weight times its own, over the largest declared ones.
+def class_weights(class_weight: Mapping[Hashable, float] | None, classes: npt.NDArray[np.generic]) -> FloatArray | None:
+    """The weight of each class over the largest of them [K], in [0, 1]; 1 is that of one not named. None: all alike.
 
     A record's contribution is multiplied by its weight, so it moves what is released by no more than without weights.
-
-    Args:
-        of_classes: [K], over the largest of them, or None.
-        of_records: [n], or None.
     """
-
-    of_classes: FloatArray | None
-    of_records: FloatArray | None
-
-    @classmethod
-    def declared(
-        cls,
-        *,
-        sample_weight: Numbers | None,
-        max_sample_weight: float | None,
-        records: int,
-        class_weight: Mapping[Hashable, float] | None = None,
-        classes: npt.NDArray[np.generic] | None = None,
-    ) -> "RecordWeights":
-        """Check what is declared, and cut the records' weights to it; one that is no number is 0.
-
-        Args:
-            sample_weight: [n], or None.
-            max_sample_weight: the largest weight of a record, needed with `sample_weight`.
-            records: their number.
-            class_weight: class ↦ weight ≥ 0; 1 for a class that is not named.
-            classes: the declared classes, for `class_weight`.
-        """
-        of_classes = None if classes is None else _class_weights(class_weight, classes)
-        return cls(of_classes=of_classes, of_records=_sample_weights(sample_weight, max_sample_weight, records))
-
-    def of(self, places: npt.NDArray[np.int64]) -> FloatArray | None:
-        """The weights [n] of records whose classes have these places; None where all count alike."""
-        if self.of_classes is None:
-            return self.of_records
-        found = self.of_classes[np.maximum(places, 0)]
-        return found if self.of_records is None else found * self.of_records
-
-
-def _class_weights(
-    class_weight: Mapping[Hashable, float] | None, classes: npt.NDArray[np.generic]
-) -> FloatArray | None:
     if class_weight is None:
         return None
     if not isinstance(class_weight, Mapping):
@@ -201,11 +178,12 @@ def _class_weights(
     return weights / checks.positive(largest_class_weight=float(weights.max()))
 
 
-def _sample_weights(sample_weight: Numbers | None, largest: float | None, records: int) -> FloatArray | None:
+def record_weights(sample_weight: Numbers | None, largest: float | None, records: int) -> FloatArray:
+    """Weights over the largest declared one, cut to [0, 1] [n]; 1 where none are given, 0 for one that is no number."""
     if largest is not None:
         checks.positive(max_sample_weight=largest)
     if sample_weight is None:
-        return None
+        return np.ones(records)
     bound = require_declared(largest, name="max_sample_weight", meaning="the largest weight of a record")
     weights = to_float_array(sample_weight, "sample_weight")
     if weights.shape != (records,):
@@ -254,6 +232,22 @@ def declared_classes(classes: Sequence[Hashable] | None) -> npt.NDArray[np.gener
     if array.ndim != 1 or len(array) < 2 or len(set(array.tolist())) != len(array):
         raise InvalidArgument(f"classes must be at least two different labels, got {listed!r}. List each once.")
     return array
+
+
+def declared_relation(neighboring_relation: str) -> NeighboringRelation:
+    """The neighboring relation of this name."""
+    return NeighboringRelation(checks.one_of(list(NeighboringRelation), neighboring_relation=neighboring_relation))
+
+
+def declared_norm(data_norm: float | None) -> float:
+    """The declared largest norm of a record, > 0."""
+    return checks.positive(data_norm=require_declared(data_norm, name="data_norm", meaning="the largest norm of a row"))
+
+
+def declared_size(dataset_size: int | None) -> int:
+    """The declared number of records, ≥ 1."""
+    meaning = "the public number of records, or a public guess of it"
+    return checks.integer(1, dataset_size=require_declared(dataset_size, name="dataset_size", meaning=meaning))
 
 
 def column_bounds(bounds: ColumnBounds | None, columns: int) -> tuple[FloatArray, FloatArray]:
@@ -422,8 +416,11 @@ def _silent(method: Callable[..., object]) -> Callable[..., object]:
     return quietly
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):
     """Base of the estimators: scikit-learn's parameter handling, and a privacy budget.
+
+    Parameters are the fields of a dataclass: `__init__` stores them and does nothing else.
 
     Attributes:
         guarantee_: the `Guarantee` of everything that `fit` learned; of all fits where this estimator was fitted more
@@ -431,22 +428,16 @@ class PrivateEstimator(BaseEstimator):
         events_: what the last `fit` did, one event a release.
     """
 
-    epsilon: float | None
-    delta: float | None
-    random_state: int | None
-    reproducible: bool
+    epsilon: float | None = None
+    delta: float | None = None
+    random_state: int | None = None
+    reproducible: bool = False
     ledger: Account | Reservation | None = None
-    events_: tuple[Event, ...]
-    _fit: _Fit
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "fit" in vars(cls):
             setattr(cls, "fit", _silent(vars(cls)["fit"]))  # noqa: B010 (an annotation would hide the subclasses' own)
-        if "__init__" in vars(cls):
-            # The parameters are those of `__init__`, for help() and editors; `__new__` takes whatever they are.
-            own = inspect.signature(vars(cls)["__init__"])
-            cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
 
     def __new__(cls, *args: object, **named: object) -> Self:  # noqa: ARG004 (they are __init__'s)
         """An estimator with a log of its own: begun here, so that a forked process sees that it is another's."""
@@ -610,6 +601,97 @@ class PrivateEstimator(BaseEstimator):
         self._fit = fit
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateClassifier(ClassifierMixin, PrivateEstimator):
+    """What all classifiers share: declared classes, labels that may be others, and the class of the largest score."""
+
+    classes: Sequence[Hashable] | None = None
+
+    def _labels(
+        self,
+        y: Labels,
+        records: int,
+        *,
+        class_weight: Mapping[Hashable, float] | None = None,
+        sample_weight: Numbers | None = None,
+        max_sample_weight: float | None = None,
+    ) -> tuple[npt.NDArray[np.int64], FloatArray]:
+        """(index of each label among the classes, −1 for another one [n]; weights [n] in [0, 1])."""
+        classes = declared_classes(self.classes)
+        check_one_target_per_record(y, records)
+        by_class = class_weights(class_weight, classes)
+        weights = record_weights(sample_weight, max_sample_weight, records)
+        found = encode_labels(y, classes.tolist())
+        return found, weights if by_class is None else weights * by_class[np.maximum(found, 0)]
+
+    def _scores(self, X: Numbers) -> FloatArray:
+        """Scores [n] of the second class, or [n, K]."""
+        raise NotImplementedError
+
+    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
+        """The class of each record [n]; a missing entry is the middle of what was declared, as in `fit`."""
+        scores = self._scores(X)
+        return self.classes_[(scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class WeightedClassifier(PrivateClassifier):
+    """A classifier with scores that its users may ask for, and with weights of classes and records."""
+
+    class_weight: Mapping[Hashable, float] | None = None
+    max_sample_weight: float | None = None
+
+    def _weighted_labels(
+        self, y: Labels, records: int, sample_weight: Numbers | None
+    ) -> tuple[npt.NDArray[np.int64], FloatArray]:
+        return self._labels(
+            y,
+            records,
+            class_weight=self.class_weight,
+            sample_weight=sample_weight,
+            max_sample_weight=self.max_sample_weight,
+        )
+
+    def decision_function(self, X: Numbers) -> FloatArray:
+        """Log-odds or scores [n] of the second class, or scores [n, K]."""
+        return self._scores(X)
+
+
+def class_probabilities(scores: FloatArray) -> FloatArray:
+    """Probabilities [n, K] of log-odds [n] of the second class, or of scores [n, K]."""
+    if scores.ndim == 1:
+        return np.stack([expit(-scores), expit(scores)], axis=1)
+    return softmax(scores, axis=1)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateRegressor(RegressorMixin, PrivateEstimator):
+    """What all regressors share: targets between declared bounds, and weights of records."""
+
+    target_bounds: Bounds | None = None
+    max_sample_weight: float | None = None
+
+    def _target_ends(self) -> Bounds:
+        return checked_bounds(
+            require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
+        )
+
+    def _target_scale(self) -> tuple[float, float]:
+        """Center and half width of the declared targets."""
+        low, high = self._target_ends()
+        center = low / 2 + high / 2
+        return center, max(high - center, center - low)
+
+    def _targets(
+        self, y: Numbers, records: int, sample_weight: Numbers | None, *, scale: tuple[float, float]
+    ) -> tuple[FloatArray, FloatArray]:
+        """((y − center)/half in [−1, 1], NaN where one is not finite [n]; weights [n] in [0, 1])."""
+        check_one_target_per_record(y, records)
+        weights = record_weights(sample_weight, self.max_sample_weight, records)
+        center, half = scale
+        return scaled_targets(y, self._target_ends(), center=center, half=half), weights
+
+
 def _event_of(guarantee: Guarantee) -> Event:
     """What is known of a fit by its guarantee alone."""
     if guarantee.is_private:
@@ -632,6 +714,32 @@ def check_single_process(name: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Noisy sums of vectors.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+SumsMechanism: TypeAlias = GridGaussianMechanism | DiscreteLaplaceMechanism
+
+
+def sums_mechanism(
+    budget: Budget, *, l1_sensitivity: float, l2_sensitivity: float, dimension: int, rng: KeyedRNG
+) -> SumsMechanism:
+    """The release of a vector of sums: discrete Laplace noise for a pure budget, Gaussian noise on a grid otherwise."""
+    if isinstance(budget, PureBudget):
+        return DiscreteLaplaceMechanism(
+            epsilon=budget.epsilon, l1_sensitivity=l1_sensitivity, dimension=dimension, rng=rng
+        )
+    return GridGaussianMechanism(
+        noise_multiplier=budget.noise_multiplier, l2_sensitivity=l2_sensitivity, dimension=dimension, rng=rng
+    )
+
+
+def noise_stddev(mechanism: SumsMechanism) -> float:
+    """Deviation of the noise on one sum."""
+    return 2**0.5 * mechanism.scale if isinstance(mechanism, DiscreteLaplaceMechanism) else mechanism.stddev
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What fits will cost, before a record is read, and how several fits share one budget.
 #
 # What an estimator spends is fixed by its parameters: the events of a fit to no records are those of any other fit. The
@@ -650,9 +758,7 @@ def dry_run_events(estimator: PrivateEstimator, columns: int) -> tuple[tuple[Eve
         >>> dry_run_events(LogisticRegression(epsilon=1.0, delta=1e-6, data_norm=1.0, classes=(0, 1)), 3)[0]
         (ApproximateDP(epsilon=1.0, delta=1e-06),)
     """
-    trial = independent_copy(estimator)
-    if "ledger" in trial.get_params(deep=False):
-        trial.set_params(ledger=None)
+    trial = independent_copy(estimator).set_params(ledger=None)
     trial.fit(np.zeros((0, columns)), np.zeros(0))  # pyright: ignore[reportAttributeAccessIssue]
     return trial.events_, trial.guarantee_.neighboring_relation
 

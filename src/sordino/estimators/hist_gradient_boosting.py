@@ -3,15 +3,13 @@
 The model is a sum of one curve a feature, so it can be drawn and read; see `CyclicBoosting` for how it is learned.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax
-from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
@@ -21,26 +19,21 @@ from sordino.estimators.base import (
     ColumnBounds,
     Labels,
     PrivateEstimator,
-    RecordWeights,
-    check_one_target_per_record,
+    PrivateRegressor,
+    SumsMechanism,
+    WeightedClassifier,
+    class_probabilities,
     column_bounds,
     declared_classes,
-    encode_labels,
-    require_declared,
-    scaled_targets,
+    declared_relation,
+    noise_stddev,
+    sums_mechanism,
     validate_matrix,
 )
 from sordino.estimators.losses import HuberResidual, Logistic, Loss, Softmax
 from sordino.events import Event, SelfComposed
-from sordino.ledger import Account, Reservation
-from sordino.mechanisms import (
-    DiscreteLaplaceMechanism,
-    GridGaussianMechanism,
-    PrivateHistogram,
-    PureBudget,
-    make_budget,
-)
-from sordino.mechanisms.base import Bounds, FloatArray, Numbers, checked_bounds
+from sordino.mechanisms import PrivateHistogram, make_budget
+from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG, RandomStream
 
@@ -53,7 +46,9 @@ __all__ = [
     "HistGradientBoostingClassifier",
     "HistGradientBoostingRegressor",
     "ShapeFunctions",
+    "bins_of_records",
     "declared_features",
+    "leaf_sums",
 ]
 
 
@@ -64,8 +59,11 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+IntegerArray = npt.NDArray[np.int64]
 Categories = Mapping[int, Sequence[float]]
 Edges = Mapping[int, Sequence[float]]
+
+_GRID_BITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +98,7 @@ class Feature:
         """Whether neighboring bins are alike: intervals are, categories are not."""
         return self.edges is not None
 
-    def bins_of(self, records: FloatArray) -> npt.NDArray[np.int64]:
+    def bins_of(self, records: FloatArray) -> IntegerArray:
         """The one bin of each record [n]: of the middle where a number is missing; −1 for an undeclared category."""
         if self.edges is not None:
             inner, column = np.array(self.edges[1:-1]), records[:, self.columns[0]]
@@ -110,8 +108,8 @@ class Feature:
             order = np.argsort(self.values)
             listed = np.array(self.values)[order]
             column = records[:, self.columns[0]]
-            places = np.minimum(np.searchsorted(listed, column), len(listed) - 1)
-            return np.where(listed[places] == column, order[places], -1).astype(np.int64)
+            nearest = np.minimum(np.searchsorted(listed, column), len(listed) - 1)
+            return np.where(listed[nearest] == column, order[nearest], -1).astype(np.int64)
         group = np.nan_to_num(records[:, list(self.columns)])
         return np.where(group.max(axis=1) > 0, group.argmax(axis=1), -1).astype(np.int64)
 
@@ -158,6 +156,22 @@ def declared_features(
     return tuple(sorted(found, key=lambda feature: feature.columns[0]))
 
 
+def bins_of_records(features: Sequence[Feature], records: FloatArray) -> IntegerArray:
+    """The bins of records [n, d] in all features [n, features]."""
+    return np.stack([feature.bins_of(records) for feature in features], axis=1)
+
+
+def leaf_sums(bins: IntegerArray, contributions: FloatArray, leaves: int) -> FloatArray:
+    """Sums of the contributions [n, k] of records in these leaves [leaves, k]; −1 is in none. Not private.
+
+    Contributions are rounded towards zero to multiples of 2^-20, so that sums of them are exact in any order.
+    """
+    steps = np.trunc(np.ldexp(contributions, _GRID_BITS))
+    inside = bins >= 0
+    columns = [np.bincount(bins[inside], weights=column[inside], minlength=leaves) for column in steps.T]
+    return np.ldexp(np.stack(columns, axis=1), -_GRID_BITS)
+
+
 def _different(values: Sequence[float]) -> tuple[float, ...]:
     numbers = tuple(float(value) for value in values)
     if not numbers or len(set(numbers)) < len(numbers) or not np.isfinite(numbers).all():
@@ -183,10 +197,6 @@ def _rising(ends: Sequence[float]) -> tuple[float, ...]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-IntegerArray = npt.NDArray[np.int64]
-
-# Residuals are rounded towards zero to multiples of 2^-20, so that sums of them are exact in any order.
-_GRID_BITS = 20
 _COUNTS_SHARE = 0.05
 # A leaf of the finest tree should hold so many times more than the noise that one whole run adds to it.
 _FINEST = 5.0
@@ -268,30 +278,22 @@ class CyclicBoosting:
             for feature in self.features
         ]
 
-    def sums(self, leaves: int) -> GridGaussianMechanism | DiscreteLaplaceMechanism:
+    def sums(self, leaves: int) -> SumsMechanism:
         """The release of residual sums [leaves, k]: one record moves them by its residual, replacing one by two."""
         bound = self.loss.lipschitz * self.neighboring_relation.sensitivity_factor
-        size = leaves * self.loss.outputs
-        if isinstance(self.sums_share, PureBudget):
+        return sums_mechanism(
+            self.sums_share,
             # With several outputs a residual is e_y − p, of ℓ2 norm ≤ √2 and ℓ1 norm ≤ 2.
-            return DiscreteLaplaceMechanism(
-                epsilon=self.sums_share.epsilon,
-                l1_sensitivity=bound if self.loss.outputs == 1 else bound * 2**0.5,
-                dimension=size,
-                rng=self.rng,
-            )
-        return GridGaussianMechanism(
-            noise_multiplier=self.sums_share.noise_multiplier,
+            l1_sensitivity=bound if self.loss.outputs == 1 else bound * 2**0.5,
             l2_sensitivity=bound,
-            dimension=size,
+            dimension=leaves * self.loss.outputs,
             rng=self.rng,
         )
 
     @cached_property
     def noise(self) -> float:
         """Deviation of the noise on one sum."""
-        mechanism = self.sums(1)
-        return 2**0.5 * mechanism.scale if isinstance(mechanism, DiscreteLaplaceMechanism) else mechanism.stddev
+        return noise_stddev(self.sums(1))
 
     def events(self) -> list[Event]:
         """The events of one release: the histograms, then all vectors of sums."""
@@ -306,18 +308,13 @@ class CyclicBoosting:
         leaves: int,
         scores: FloatArray,
         targets: FloatArray,
-        weights: FloatArray | None = None,
+        weights: npt.ArrayLike = 1.0,
     ) -> FloatArray:
-        """Sums of residuals [leaves, k] of records in these leaves; −1 is in none. Not private."""
+        """Sums of weighted residuals [leaves, k] of records in these leaves; −1 is in none. Not private."""
         residuals = -self.loss.gradients(scores, targets)
-        if weights is not None:
-            residuals = weights[:, None] * residuals
-        steps = np.trunc(np.ldexp(residuals, _GRID_BITS))
-        inside = bins >= 0
-        columns = [np.bincount(bins[inside], weights=column[inside], minlength=leaves) for column in steps.T]
-        return np.ldexp(np.stack(columns, axis=1), -_GRID_BITS)
+        return leaf_sums(bins, np.reshape(weights, (-1, 1)) * residuals, leaves)
 
-    def release(self, bins: IntegerArray, targets: FloatArray, weights: FloatArray | None = None) -> ShapeFunctions:
+    def release(self, bins: IntegerArray, targets: FloatArray, weights: npt.ArrayLike = 1.0) -> ShapeFunctions:
         """Shapes for records in bins [n, features] with targets [n].
 
         Weights in [0, 1] multiply residuals [n], which moves sums less; counts are of all records.
@@ -330,11 +327,11 @@ class CyclicBoosting:
         values = [np.zeros((feature.bins, self.loss.outputs)) for feature in self.features]
         scores = np.zeros((len(bins), self.loss.outputs))
         for _ in range(self.rounds):
-            for place, feature in enumerate(self.features):
+            for index, feature in enumerate(self.features):
                 leaves = _leaves(feature, most, trees)
-                step = self._tree(leaves, counts[place], bins[:, place], scores, targets, weights)[leaves]
-                values[place] += step
-                scores += np.where(bins[:, place, None] >= 0, step[bins[:, place]], 0.0)
+                step = self._tree(leaves, counts[index], bins[:, index], scores, targets, weights)[leaves]
+                values[index] += step
+                scores += np.where(bins[:, index, None] >= 0, step[bins[:, index]], 0.0)
         return ShapeFunctions(values=values, counts=counts)
 
     @property
@@ -354,7 +351,7 @@ class CyclicBoosting:
         bins: IntegerArray,
         scores: FloatArray,
         targets: FloatArray,
-        weights: FloatArray | None,
+        weights: npt.ArrayLike,
     ) -> FloatArray:
         """What each leaf adds to the scores [leaves, k]."""
         number = int(leaves.max()) + 1
@@ -386,15 +383,16 @@ def _leaves(feature: Feature, most: float, trees: RandomStream) -> IntegerArray:
 _TARGET_UNIT = 0.1
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BinnedEstimator(PrivateEstimator):
     """An estimator that sees each record by the bins of its declared features."""
 
-    bounds: ColumnBounds | None
-    categories: Categories | None
-    one_hot: Sequence[Sequence[int]] | None
-    edges: Edges | None
-    max_bins: int
-    features_: tuple[Feature, ...]
+    bounds: ColumnBounds | None = None
+    categories: Categories | None = None
+    one_hot: Sequence[Sequence[int]] | None = None
+    edges: Edges | None = None
+    max_bins: int = 256
+    neighboring_relation: str = "add_or_remove_one"
 
     def _declared_features(self, columns: int) -> tuple[Feature, ...]:
         return declared_features(
@@ -412,58 +410,56 @@ class BinnedEstimator(PrivateEstimator):
         return super().set_learned_arrays(arrays, columns=columns)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Boosting(BinnedEstimator):
     """Parameters and steps that classifier and regressor share."""
 
-    max_iter: int
-    learning_rate: float
-    smoothing: float
-    neighboring_relation: str
-    curves_: FloatArray
-    intercept_: FloatArray
+    max_iter: int = 100
+    learning_rate: float = 0.2
+    smoothing: float = 3.0
 
-    def _prepared(self, columns: int, loss: Loss, *, unit: float = 1.0) -> CyclicBoosting:
+    def _mechanism(self, columns: int, loss: Loss, *, unit: float = 1.0) -> CyclicBoosting:
         epsilon, delta = self._budget()
-        neighboring_relation = NeighboringRelation(
-            checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
-        )
         return CyclicBoosting(
             loss=loss,
             budget=make_budget(epsilon=epsilon, delta=delta),
             features=self._declared_features(columns),
             rounds=checks.integer(1, max_iter=self.max_iter),
-            learning_rate=checks.positive(learning_rate=self.learning_rate),
-            smoothing=checks.non_negative(smoothing=self.smoothing),
+            learning_rate=self.learning_rate,
+            smoothing=self.smoothing,
             unit=unit,
-            neighboring_relation=neighboring_relation,
+            neighboring_relation=declared_relation(self.neighboring_relation),
             rng=self._randomness(),
         )
 
-    def _learn(
-        self, boosting: CyclicBoosting, records: FloatArray, targets: FloatArray, weights: FloatArray | None
-    ) -> None:
-        """Charge, release, and move each curve's mean into the intercept."""
+    def _learn(self, boosting: CyclicBoosting, records: FloatArray, targets: FloatArray, weights: FloatArray) -> None:
+        """Charge, release, and move each curve's mean into the intercept; records whose target is NaN are left out."""
         self._charge(boosting.events(), neighboring_relation=boosting.neighboring_relation)
-        bins = np.stack([feature.bins_of(records) for feature in boosting.features], axis=1)
-        shapes = boosting.release(bins, targets, weights)
-        means = [_mean(shapes, place) for place in range(len(boosting.features))]
+        present = np.isfinite(targets)
+        shapes = boosting.release(
+            bins_of_records(boosting.features, records[present]), targets[present], weights[present]
+        )
+        # The means of the curves over noisy counts [features, k].
+        means = [
+            (count + 1.0) @ values / (count + 1.0).sum()
+            for count, values in zip(shapes.counts, shapes.values, strict=True)
+        ]
         self.features_ = boosting.features
         self.curves_ = np.concatenate([values - mean for values, mean in zip(shapes.values, means, strict=True)])
-        self.intercept_ = np.sum(means, axis=0)
+        self.intercept_: FloatArray = np.sum(means, axis=0)
         self.n_iter_ = boosting.rounds
 
     def shape_function(self, feature: int) -> tuple[Feature, FloatArray]:
         """The curve of one feature: its bins (`edges`, `values` or `columns`), and what each adds [bins] or [bins, K].
 
         Args:
-            feature: position in `features_`.
+            feature: index in `features_`.
         """
         check_is_fitted(self)
-        place = checks.integer(0, feature=feature)
-        checks.in_range(0, len(self.features_) - 1, feature=place)
-        start = sum(other.bins for other in self.features_[:place])
-        curve = self.curves_[start : start + self.features_[place].bins]
-        return self.features_[place], curve[:, 0] if curve.shape[1] == 1 else curve
+        checks.in_range(0, len(self.features_) - 1, feature=checks.integer(0, feature=feature))
+        start = sum(other.bins for other in self.features_[:feature])
+        curve = self.curves_[start : start + self.features_[feature].bins]
+        return self.features_[feature], curve[:, 0] if curve.shape[1] == 1 else curve
 
     def feature_contributions(self, X: Numbers) -> FloatArray:
         """What each feature adds to each record's score [n, features], or [n, features, K]; with the intercept, all.
@@ -474,27 +470,20 @@ class _Boosting(BinnedEstimator):
         records = validate_matrix(X, estimator=self, reset=False)
         found = np.zeros((len(records), len(self.features_), self.curves_.shape[1]))
         start = 0
-        for place, feature in enumerate(self.features_):
+        for index, feature in enumerate(self.features_):
             bins = feature.bins_of(records)
             inside = bins >= 0
-            found[inside, place] = self.curves_[start + bins[inside]]
+            found[inside, index] = self.curves_[start + bins[inside]]
             start += feature.bins
         return found[:, :, 0] if found.shape[2] == 1 else found
 
     def _scores(self, X: Numbers) -> FloatArray:
-        contributions = self.feature_contributions(X)
-        if contributions.ndim == 2:
-            return contributions.sum(axis=1) + self.intercept_[0]
-        return contributions.sum(axis=1) + self.intercept_
+        sums = self.feature_contributions(X).sum(axis=1)
+        return sums + (self.intercept_[0] if sums.ndim == 1 else self.intercept_)
 
 
-def _mean(shapes: ShapeFunctions, place: int) -> FloatArray:
-    """The mean of a curve over noisy counts [k]."""
-    weights = shapes.counts[place] + 1.0
-    return weights @ shapes.values[place] / weights.sum()
-
-
-class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
+@dataclass(kw_only=True, eq=False, repr=False)
+class HistGradientBoostingClassifier(_Boosting, WeightedClassifier):
     """Private explainable boosting: log-odds that are a sum of one curve a feature.
 
     The most accurate estimator here for tables from ε = 1 on: it finds steps and plateaus that no line has, and
@@ -545,45 +534,6 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         Nori, Caruana, Bu, Shen, Kulkarni 2021, algorithm 2; docs/proofs/cyclic-boosting.md.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        classes: Sequence[Hashable] | None = None,
-        categories: Categories | None = None,
-        one_hot: Sequence[Sequence[int]] | None = None,
-        edges: Edges | None = None,
-        max_iter: int = 100,
-        max_bins: int = 256,
-        learning_rate: float = 0.2,
-        smoothing: float = 3.0,
-        class_weight: Mapping[Hashable, float] | None = None,
-        max_sample_weight: float | None = None,
-        neighboring_relation: str = "add_or_remove_one",
-        ledger: Account | Reservation | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.categories = categories
-        self.one_hot = one_hot
-        self.edges = edges
-        self.max_iter = max_iter
-        self.max_bins = max_bins
-        self.learning_rate = learning_rate
-        self.smoothing = smoothing
-        self.class_weight = class_weight
-        self.max_sample_weight = max_sample_weight
-        self.neighboring_relation = neighboring_relation
-        self.ledger = ledger
-        self.random_state = random_state
-        self.reproducible = reproducible
-
     def fit(self, X: Numbers, y: Labels, sample_weight: Numbers | None = None) -> "HistGradientBoostingClassifier":
         """Fit to records X [n, d] with labels y [n]; charged first, then read.
 
@@ -593,46 +543,25 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
             sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
                 weight that is no number is 0.
         """
-        self._budget()
         classes = declared_classes(self.classes)
         records = validate_matrix(X, estimator=self, reset=True)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            class_weight=self.class_weight,
-            classes=classes,
-            sample_weight=sample_weight,
-            max_sample_weight=self.max_sample_weight,
-            records=len(records),
-        )
-        loss = Logistic() if len(classes) == 2 else Softmax(outputs=len(classes))
-        boosting = self._prepared(records.shape[1], loss)
-        found = encode_labels(y, classes.tolist())
-        present = found >= 0
-        targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
-        weights = weighting.of(found)
-        self._learn(boosting, records[present], targets[present], None if weights is None else weights[present])
+        found, weights = self._weighted_labels(y, len(records), sample_weight)
+        if len(classes) == 2:
+            loss, targets = Logistic(), 2.0 * found - 1.0
+        else:
+            loss, targets = Softmax(outputs=len(classes)), found.astype(np.float64)
+        boosting = self._mechanism(records.shape[1], loss)
+        self._learn(boosting, records, np.where(found >= 0, targets, np.nan), weights)
         self.classes_ = classes
         return self
 
-    def decision_function(self, X: Numbers) -> FloatArray:
-        """Log-odds [n] of the second class, or scores [n, K]."""
-        return self._scores(X)
-
     def predict_proba(self, X: Numbers) -> FloatArray:
         """Class probabilities [n, K]."""
-        scores = self._scores(X)
-        if scores.ndim == 1:
-            return np.stack([expit(-scores), expit(scores)], axis=1)
-        return softmax(scores, axis=1)
-
-    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a missing entry is the middle of its bounds."""
-        scores = self._scores(X)
-        places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
-        return self.classes_[places]
+        return class_probabilities(self._scores(X))
 
 
-class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
+@dataclass(kw_only=True, eq=False, repr=False)
+class HistGradientBoostingRegressor(_Boosting, PrivateRegressor):
     """Private explainable boosting of a number that is a sum of one curve a feature.
 
     Guarantee: that of `HistGradientBoostingClassifier`; targets are clipped to `target_bounds`, residuals to
@@ -673,44 +602,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         True
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        target_bounds: Bounds | None = None,
-        categories: Categories | None = None,
-        one_hot: Sequence[Sequence[int]] | None = None,
-        edges: Edges | None = None,
-        max_iter: int = 100,
-        max_bins: int = 256,
-        learning_rate: float = 0.2,
-        smoothing: float = 3.0,
-        max_residual: float = 0.25,
-        max_sample_weight: float | None = None,
-        neighboring_relation: str = "add_or_remove_one",
-        ledger: Account | Reservation | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.categories = categories
-        self.one_hot = one_hot
-        self.edges = edges
-        self.max_iter = max_iter
-        self.max_bins = max_bins
-        self.learning_rate = learning_rate
-        self.smoothing = smoothing
-        self.max_residual = max_residual
-        self.max_sample_weight = max_sample_weight
-        self.neighboring_relation = neighboring_relation
-        self.ledger = ledger
-        self.random_state = random_state
-        self.reproducible = reproducible
+    max_residual: float = 0.25
 
     def fit(self, X: Numbers, y: Numbers, sample_weight: Numbers | None = None) -> "HistGradientBoostingRegressor":
         """Fit to records X [n, d] with targets y [n]; charged first, then read.
@@ -721,23 +613,11 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
             sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
                 weight that is no number is 0.
         """
-        self._budget()
-        ends = checked_bounds(
-            require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
-        )
+        center, half = self._target_scale()
         records = validate_matrix(X, estimator=self, reset=True)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            sample_weight=sample_weight, max_sample_weight=self.max_sample_weight, records=len(records)
-        )
+        targets, weights = self._targets(y, len(records), sample_weight, scale=(center, half))
         loss = HuberResidual(threshold=checks.positive(max_residual=self.max_residual))
-        boosting = self._prepared(records.shape[1], loss, unit=_TARGET_UNIT)
-        center = ends[0] / 2 + ends[1] / 2
-        half = max(ends[1] - center, center - ends[0])
-        targets = scaled_targets(y, ends, center=center, half=half)
-        present = np.isfinite(targets)
-        weights = weighting.of_records
-        self._learn(boosting, records[present], targets[present], None if weights is None else weights[present])
+        self._learn(self._mechanism(records.shape[1], loss, unit=_TARGET_UNIT), records, targets, weights)
         self.curves_ = self.curves_ * half
         self.intercept_ = self.intercept_ * half + center
         return self

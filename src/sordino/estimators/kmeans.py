@@ -7,6 +7,8 @@ References:
     2016, "Differentially private k-means clustering" (few steps, spread starting centers).
 """
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
@@ -16,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted
 from sordino import checks
 from sordino.estimators.base import ColumnBounds, PrivateEstimator, column_bounds, fill_missing, validate_matrix
 from sordino.events import Event
-from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateCount, PrivateSum, make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
@@ -29,6 +30,7 @@ _COUNT_WEIGHT = 0.5
 _TRIED = 64
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KMeans(TransformerMixin, PrivateEstimator):
     """Private k-means: `max_iter` steps, each with a noisy count and noisy sums of every cluster.
 
@@ -60,26 +62,9 @@ class KMeans(TransformerMixin, PrivateEstimator):
         (2, 2)
     """
 
-    def __init__(
-        self,
-        n_clusters: int = 8,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        max_iter: int = 5,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    n_clusters: int = field(default=8, kw_only=False)
+    bounds: ColumnBounds | None = None
+    max_iter: int = 5
 
     def fit(self, X: Numbers, y: object = None) -> "KMeans":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""
@@ -98,7 +83,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
         centers = _spread_centers(clusters, records.shape[1], rng)
         for one in rounds:
             members = _squares(points, centers, half).argmin(axis=1)
-            centers = np.stack([one.center(points[members == place], centers[place]) for place in range(clusters)])
+            centers = np.stack([one.center(points[members == index], centers[index]) for index in range(clusters)])
         self.cluster_centers_ = middle + half * centers
         self.n_iter_ = steps
         return self
@@ -152,7 +137,7 @@ def _spread_centers(clusters: int, columns: int, rng: KeyedRNG) -> FloatArray:
     drawn = rng.new_stream("k-means").uniform(clusters * _TRIED * columns).reshape(clusters, _TRIED, columns)
     candidates = 1.5 * drawn - 0.75
     centers = candidates[0, :1]
-    for place in range(1, clusters):
-        farthest = cdist(candidates[place], centers).min(axis=1).argmax()
-        centers = np.vstack([centers, candidates[place, farthest]])
+    for drawn_points in candidates[1:]:
+        farthest = cdist(drawn_points, centers).min(axis=1).argmax()
+        centers = np.vstack([centers, drawn_points[farthest]])
     return centers

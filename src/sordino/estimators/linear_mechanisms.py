@@ -16,7 +16,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.estimators.base import clip_rows
 from sordino.estimators.linear_statistics import FunctionalMechanism, LeastSquaresStatistics
-from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, SmoothMargin, Softmax, WeightedLoss
+from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, SmoothMargin, Softmax
 from sordino.estimators.perturbation import (
     CandidateSelection,
     ObjectivePerturbation,
@@ -28,10 +28,79 @@ from sordino.mechanisms import make_budget
 from sordino.mechanisms.base import FloatArray, Numbers, to_float_array
 from sordino.randomness import KeyedRNG
 from sordino.training.averaging import TailWeightAverage
-from sordino.training.fit import fit
+from sordino.training.fit import OptimizerFactory, fit
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = ["ConvexFit", "ConvexMechanism", "DPGradientDescent", "DescentSettings", "DesignMatrix", "release_weights"]
+__all__ = [
+    "ConvexMechanism",
+    "DPGradientDescent",
+    "DescentSettings",
+    "DesignMatrix",
+    "convex_mechanism",
+    "noise_limited_learning_rate",
+    "release_weights",
+    "train_weighted",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The training engine for estimators. A record that may not count has weight 0, so it keeps its index and adds nothing.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+RecordLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+MICROBATCH = 8192
+
+
+def train_weighted(
+    module: nn.Module,
+    losses: RecordLoss,
+    rows: Tensor,
+    targets: Tensor,
+    weights: npt.NDArray[np.generic],
+    *,
+    plan: Plan,
+    optimizer: OptimizerFactory,
+    averaged_fraction: float,
+    rng: KeyedRNG,
+    microbatch_size: int = MICROBATCH,
+) -> nn.Module:
+    """Train the module by DP-SGD, and return it in evaluation mode.
+
+    Args:
+        module: rows ↦ outputs.
+        losses: (outputs, targets) ↦ one loss a record.
+        rows: [n, …].
+        targets: [n].
+        weights: [n] in [0, 1], which multiply the losses.
+        plan: what the training does.
+        optimizer: parameters ↦ optimizer.
+        averaged_fraction: share of the last steps whose weights are averaged; 0 takes the last weights.
+        rng: of the whole run; used once.
+        microbatch_size: most records in one forward.
+    """
+
+    def weighted(model: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return losses(model(x), y) * weight
+
+    fit(
+        module,
+        weighted,
+        (rows, targets, torch.from_numpy(weights.astype(np.float32))),
+        plan,
+        optimizer=optimizer,
+        performance=PerformanceOptions(microbatch_size=microbatch_size),
+        rng=rng,
+        averaging=TailWeightAverage(fraction=averaged_fraction) if averaged_fraction > 0 else None,
+        progress=False,
+    )
+    return module.eval()
+
+
+def noise_limited_learning_rate(plan: Plan, noise_per_weight: float, *, momentum: float = 0.0) -> float:
+    """The largest learning rate for which the noise that adds up in one weight over all steps stays below a bound."""
+    a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
+    return noise_per_weight / (a_step * math.sqrt(plan.steps))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -43,7 +112,6 @@ __all__ = ["ConvexFit", "ConvexMechanism", "DPGradientDescent", "DescentSettings
 
 
 _MOMENTUM = 0.9
-_MICROBATCH = 8192
 # Of the loss's Lipschitz constant: clipping norms to choose from, the first without any bias.
 _CLIP_FRACTIONS = (1.0, 0.5, 0.25)
 # With fewer columns every direction has curvature, which holds the noise back, so each weight may have more of it.
@@ -146,9 +214,8 @@ class DPGradientDescent:
 
     def _noise_limited_learning_rate(self, plan: Plan) -> float:
         """The largest η for which the noise that adds up in a weight over all steps stays below its bound."""
-        a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
         allowed = self.settings.noise_per_weight * max(1.0, math.sqrt(_MANY_COLUMNS / self.dimension))
-        return allowed / (a_step * math.sqrt(plan.steps))
+        return noise_limited_learning_rate(plan, allowed, momentum=_MOMENTUM)
 
     def event(self) -> Event:
         """The event of one release."""
@@ -158,38 +225,33 @@ class DPGradientDescent:
         """Weights [p, k]; each record's loss is multiplied by `present` [n] in [0, 1], 0 for one that is absent."""
         model = nn.Linear(self.dimension, self.loss.outputs, bias=False)
         nn.init.zeros_(model.weight)
-        losses = _record_losses(self.loss)
-
-        def weighted(module: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return losses(module(x), y) * weight
-
-        fit(
+        train_weighted(
             model,
-            weighted,
-            tuple(torch.from_numpy(part.astype(np.float32)) for part in (rows, targets, present)),
-            self.plan,
+            _record_losses(self.loss),
+            torch.from_numpy(rows.astype(np.float32)),
+            torch.from_numpy(targets.astype(np.float32)),
+            present,
+            plan=self.plan,
             optimizer=lambda parameters: torch.optim.SGD(
                 parameters, lr=self.learning_rate, momentum=_MOMENTUM, nesterov=True
             ),
-            performance=PerformanceOptions(microbatch_size=_MICROBATCH),
+            averaged_fraction=0.5,
             rng=self.rng,
-            averaging=TailWeightAverage(fraction=0.5),
-            progress=False,
         )
         return model.weight.detach().numpy().T.astype(np.float64)
 
 
-def _record_losses(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+def _record_losses(loss: Loss) -> RecordLoss:
     """The loss on torch scores [n, k] and targets [n]: one value a record."""
     match loss:
         case Logistic():
             return lambda scores, y: F.softplus(-y * scores[:, 0])
-        case Softmax():
-            return lambda scores, y: F.cross_entropy(scores, y.long(), reduction="none")
         case SmoothMargin(width=h):
             return lambda scores, y: (
                 h * F.cross_entropy((scores + 1 - F.one_hot(y.long(), scores.shape[1])) / h, y.long(), reduction="none")
             )
+        case Softmax():
+            return lambda scores, y: F.cross_entropy(scores, y.long(), reduction="none")
         case HuberHinge(width=h):
             return lambda scores, y: _huber_hinge(1 - y * scores[:, 0], h)
         case HuberResidual():
@@ -216,9 +278,20 @@ _SHRINKAGE = 0.15
 METHODS = ("objective", "output", "dp-gd", "dp-sgd", "exponential", "functional")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvexFit:
-    """A linear model's weights by the named method.
+def convex_mechanism(
+    method: str,
+    *,
+    loss: Loss,
+    epsilon: float,
+    delta: float,
+    dimension: int,
+    regularization: float | None,
+    settings: DescentSettings | None,
+    candidates: FloatArray | None,
+    neighboring_relation: NeighboringRelation,
+    rng: KeyedRNG,
+) -> ConvexMechanism:
+    """The mechanism that fits a linear model by the named method; it knows its event.
 
     Args:
         method: one of `METHODS`.
@@ -232,109 +305,75 @@ class ConvexFit:
         neighboring_relation: the neighboring relation.
         rng: of this fit.
     """
-
-    method: str
-    loss: Loss
-    epsilon: float
-    delta: float
-    dimension: int
-    regularization: float | None
-    settings: DescentSettings | None
-    candidates: FloatArray | None
-    neighboring_relation: NeighboringRelation
-    rng: KeyedRNG
-
-    def mechanism(self) -> ConvexMechanism:
-        """The mechanism, which knows its event."""
-        checks.one_of(METHODS, method=self.method)
-        match self.method:
-            case "objective":
-                return self._objective()
-            case "output":
-                return OutputPerturbation(
-                    loss=self.loss,
-                    epsilon=self.epsilon,
-                    delta=self.delta,
-                    regularization=self.regularization,
-                    dimension=self.dimension,
-                    neighboring_relation=self.neighboring_relation,
-                    rng=self.rng,
+    match checks.one_of(METHODS, method=method):
+        case "objective":
+            if neighboring_relation is NeighboringRelation.REPLACE_ONE:
+                raise InvalidArgument(
+                    "neighboring_relation must be 'add_or_remove_one' or 'replace_special' for method='objective', got "
+                    "'replace_one': its proof is for one record more or less. Use method='output'."
                 )
-            case "exponential":
-                if self.candidates is None:
-                    raise MissingDeclaration(
-                        "candidates must be declared for method='exponential', got None. List weights to choose from."
-                    )
-                return CandidateSelection(
-                    loss=self.loss,
-                    epsilon=self.epsilon,
-                    candidates=self.candidates,
-                    neighboring_relation=self.neighboring_relation,
-                    rng=self.rng,
+            chosen = _objective_regularization(loss, epsilon, dimension) if regularization is None else regularization
+            return ObjectivePerturbation(
+                loss=loss, epsilon=epsilon, delta=delta, regularization=chosen, dimension=dimension, rng=rng
+            )
+        case "output":
+            return OutputPerturbation(
+                loss=loss,
+                epsilon=epsilon,
+                delta=delta,
+                regularization=regularization,
+                dimension=dimension,
+                neighboring_relation=neighboring_relation,
+                rng=rng,
+            )
+        case "exponential":
+            if candidates is None:
+                raise MissingDeclaration(
+                    "candidates must be declared for method='exponential', got None. List weights to choose from."
                 )
-            case "functional":
-                return self._functional()
-            case _:
-                return self._descent()
-
-    def _objective_regularization(self) -> float:
-        """λ from ε and the number of columns, both public; chosen on six public sets (docs/estimators.md)."""
-        rest = self.epsilon * (1 - 2e-3)
-        # Privacy: a quarter of ε for the change of variables. The logistic loss pays nothing from λ = 1/ε on, which is
-        # the better deal up to ε = 1.
-        least = min_regularization(self.loss, rest, 0.25)
-        if self.loss.flat_at_corners and self.epsilon <= 1:
-            least = max(least, 1 / rest)
-        # Accuracy: noise in p weights is held back by a penalty that grows as it does.
-        return max(least, _SHRINKAGE * math.sqrt(self.dimension) / self.epsilon)
-
-    def _objective(self) -> ObjectivePerturbation:
-        if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
-            raise InvalidArgument(
-                "neighboring_relation must be 'add_or_remove_one' or 'replace_special' for method='objective', got "
-                "'replace_one': its proof is for one record more or less. Use method='output'."
+            return CandidateSelection(
+                loss=loss, epsilon=epsilon, candidates=candidates, neighboring_relation=neighboring_relation, rng=rng
             )
-        chosen = self.regularization
-        if chosen is None:
-            chosen = self._objective_regularization()
-        return ObjectivePerturbation(
-            loss=self.loss,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            regularization=chosen,
-            dimension=self.dimension,
-            rng=self.rng,
-        )
-
-    def _functional(self) -> FunctionalMechanism:
-        if not isinstance(self.loss, Logistic):
-            raise InvalidArgument(
-                "method must be another one than 'functional' for this loss, got 'functional': its polynomial is that "
-                "of the logistic loss for two classes. Use method='objective'."
+        case "functional":
+            if not isinstance(loss, Logistic):
+                raise InvalidArgument(
+                    "method must be another one than 'functional' for this loss, got 'functional': its polynomial is "
+                    "that of the logistic loss for two classes. Use method='objective'."
+                )
+            statistics = LeastSquaresStatistics(
+                budget=make_budget(epsilon=epsilon, delta=delta),
+                dimension=dimension,
+                neighboring_relation=neighboring_relation,
+                rng=rng,
             )
-        statistics = LeastSquaresStatistics(
-            budget=make_budget(epsilon=self.epsilon, delta=self.delta),
-            dimension=self.dimension,
-            neighboring_relation=self.neighboring_relation,
-            rng=self.rng,
-        )
-        return FunctionalMechanism(statistics=statistics, regularization=self.regularization)
-
-    def _descent(self) -> DPGradientDescent:
-        if self.settings is None:
-            raise MissingDeclaration(
-                f"dataset_size must be declared for method={self.method!r}, got None. Give the public number of "
-                "records, or a public guess of it."
+            return FunctionalMechanism(statistics=statistics, regularization=regularization)
+        case _:
+            if settings is None:
+                raise MissingDeclaration(
+                    f"dataset_size must be declared for method={method!r}, got None. Give the public number of "
+                    "records, or a public guess of it."
+                )
+            return DPGradientDescent(
+                loss=loss,
+                epsilon=epsilon,
+                delta=delta,
+                dimension=dimension,
+                settings=settings,
+                neighboring_relation=neighboring_relation,
+                rng=rng,
             )
-        return DPGradientDescent(
-            loss=self.loss,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            dimension=self.dimension,
-            settings=self.settings,
-            neighboring_relation=self.neighboring_relation,
-            rng=self.rng,
-        )
+
+
+def _objective_regularization(loss: Loss, epsilon: float, dimension: int) -> float:
+    """λ from ε and the number of columns, both public; chosen on six public sets (docs/estimators.md)."""
+    rest = epsilon * (1 - 2e-3)
+    # Privacy: a quarter of ε for the change of variables. The logistic loss pays nothing from λ = 1/ε on, which is
+    # the better deal up to ε = 1.
+    least = min_regularization(loss, rest, 0.25)
+    if loss.flat_at_corners and epsilon <= 1:
+        least = max(least, 1 / rest)
+    # Accuracy: noise in p weights is held back by a penalty that grows as it does.
+    return max(least, _SHRINKAGE * math.sqrt(dimension) / epsilon)
 
 
 def release_weights(
@@ -342,27 +381,24 @@ def release_weights(
     rows: FloatArray,
     targets: FloatArray,
     present: npt.NDArray[np.bool_],
-    weights: FloatArray | None = None,
+    weights: FloatArray,
 ) -> FloatArray:
-    """Weights [p, k]: absent records are left out, or have loss 0 where batches are drawn by position.
+    """Weights [p, k]: absent records are left out, or have loss 0 where batches are drawn by index.
 
     Args:
         mechanism: of the loss without weights.
         rows: [n, p] of norm ≤ 1.
         targets: [n].
         present: [n], which records count.
-        weights: [n] in [0, 1], how much each record counts; None for all alike. They change no sensitivity.
+        weights: [n] in [0, 1], how much each record counts. They change no sensitivity.
     """
     if isinstance(mechanism, DPGradientDescent):
-        counted = present if weights is None else np.where(present, weights, 0.0)
-        return mechanism.release(rows, np.where(present, targets, 0.0), counted)
+        return mechanism.release(rows, np.where(present, targets, 0.0), np.where(present, weights, 0.0))
     if isinstance(mechanism, FunctionalMechanism):
         # Σ w·x·xᵀ and Σ w·x·t are the moments of √w·x and √w·t, which are no longer than x and t.
-        roots = np.ones(int(present.sum())) if weights is None else np.sqrt(weights[present])
+        roots = np.sqrt(weights[present])
         return mechanism.release(rows[present] * roots[:, None], targets[present] * roots)
-    if weights is not None:
-        mechanism = replace(mechanism, loss=WeightedLoss(loss=mechanism.loss, weights=weights[present]))
-    return mechanism.release(rows[present], targets[present])
+    return mechanism.release(rows[present], targets[present], weights[present])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

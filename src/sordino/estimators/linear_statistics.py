@@ -16,6 +16,7 @@ from scipy.special import ndtri
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
+from sordino.estimators.base import SumsMechanism, sums_mechanism
 from sordino.estimators.losses import Logistic
 from sordino.events import Event, compose
 from sordino.mechanisms import (
@@ -94,19 +95,13 @@ class LeastSquaresStatistics:
         )
 
     @cached_property
-    def cross(self) -> GridGaussianMechanism | DiscreteLaplaceMechanism:
+    def cross(self) -> SumsMechanism:
         """The release of Aᵀt, of ℓ2 sensitivity 1 and ℓ1 sensitivity √p; twice that under replace-one."""
         _, share = self.budget.split(1, 1)
         factor = self.neighboring_relation.sensitivity_factor
-        if isinstance(share, PureBudget):
-            return DiscreteLaplaceMechanism(
-                epsilon=share.epsilon,
-                l1_sensitivity=factor * math.sqrt(self.dimension),
-                dimension=self.dimension,
-                rng=self.rng,
-            )
-        return GridGaussianMechanism(
-            noise_multiplier=share.noise_multiplier,
+        return sums_mechanism(
+            share,
+            l1_sensitivity=factor * math.sqrt(self.dimension),
             l2_sensitivity=factor,
             dimension=self.dimension,
             rng=self.rng,

@@ -4,6 +4,9 @@ A loss is a convex function of the scores s = A·W, one row of A a record with �
 gradient is a·gᵀ for its score gradient g, of norm at most `lipschitz`, and its Hessian aaᵀ ⊗ S with S's largest
 eigenvalue at most `curvature`.
 
+A weight of a record in [0, 1] multiplies its loss. All constants hold then too: gradients and Hessians only shrink. A
+loss that is flat at its corners stays so: a gradient −w·q·corner goes with a curvature of w·q(1 − q) ≤ wq(1 − wq).
+
 References:
     Chaudhuri, Monteleoni, Sarwate 2011, section 3.4 (logistic and Huber losses).
 """
@@ -18,7 +21,7 @@ from scipy.special import expit, softmax
 from sordino import checks
 from sordino.mechanisms.base import FloatArray
 
-__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax", "WeightedLoss"]
+__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax"]
 
 
 class Loss(Protocol):
@@ -70,69 +73,6 @@ class Loss(Protocol):
     def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """Score Hessians [n, k, k]."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WeightedLoss:
-    """A loss in which each record counts with a weight in [0, 1] of its own.
-
-    All constants are those of the loss itself: gradients and Hessians only shrink. A loss that is flat at its corners
-    stays so: a gradient −w·q·corner goes with a curvature of at most w·q(1 − q) ≤ wq(1 − wq).
-
-    Args:
-        loss: of scores.
-        weights: [n] in [0, 1], one for each row that the loss is asked for.
-    """
-
-    loss: "Loss"
-    weights: FloatArray
-
-    @property
-    def outputs(self) -> int:
-        """That of the loss."""
-        return self.loss.outputs
-
-    @property
-    def lipschitz(self) -> float:
-        """That of the loss."""
-        return self.loss.lipschitz
-
-    @property
-    def curvature(self) -> float:
-        """That of the loss."""
-        return self.loss.curvature
-
-    @property
-    def trace(self) -> float:
-        """That of the loss."""
-        return self.loss.trace
-
-    @property
-    def rank(self) -> int:
-        """That of the loss."""
-        return self.loss.rank
-
-    @property
-    def corners(self) -> int:
-        """That of the loss."""
-        return self.loss.corners
-
-    @property
-    def flat_at_corners(self) -> bool:
-        """That of the loss."""
-        return self.loss.flat_at_corners
-
-    def values(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """The loss of each record [n]."""
-        return self.weights * self.loss.values(scores, targets)
-
-    def gradients(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """Score gradients [n, k]."""
-        return self.weights[:, None] * self.loss.gradients(scores, targets)
-
-    def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """Score Hessians [n, k, k]."""
-        return self.weights[:, None, None] * self.loss.hessians(scores, targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +195,7 @@ class HuberResidual:
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax:
-    """Cross entropy of K classes; targets are class positions.
+    """Cross entropy of K classes; targets are indices of classes.
 
     Args:
         outputs: number of classes K ≥ 2.
@@ -263,11 +203,15 @@ class Softmax:
 
     outputs: int
     lipschitz: float = math.sqrt(2.0)
-    curvature: float = 0.5
     flat_at_corners: bool = False
 
     def __post_init__(self) -> None:
         checks.integer(2, outputs=self.outputs)
+
+    @property
+    def curvature(self) -> float:
+        """½."""
+        return 0.5
 
     @property
     def rank(self) -> int:
@@ -303,8 +247,8 @@ class Softmax:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothMargin:
-    """The multi-class hinge loss max over k of (1 if k ≠ y) + s_k − s_y, its maximum rounded; targets are positions.
+class SmoothMargin(Softmax):
+    """The multi-class hinge loss max over k of (1 if k ≠ y) + s_k − s_y, its maximum rounded; targets are indices.
 
     h·log Σₖ exp(·/h) in place of the maximum: at most h·log K above it. With scores moved by the margin it is h times
     the cross entropy of scores/h, so a gradient is p − e_y again.
@@ -322,38 +266,21 @@ class SmoothMargin:
         Crammer, Singer 2001, "On the algorithmic implementation of multiclass kernel-based vector machines", eq. 1.
     """
 
-    outputs: int
     width: float = 0.5
-    lipschitz: float = math.sqrt(2.0)
-    flat_at_corners: bool = False
 
     def __post_init__(self) -> None:
-        checks.integer(2, outputs=self.outputs)
+        super().__post_init__()
         checks.positive(width=self.width)
-
-    @property
-    def _smooth(self) -> Softmax:
-        return Softmax(outputs=self.outputs)
 
     @property
     def curvature(self) -> float:
         """1/(2h)."""
-        return self._smooth.curvature / self.width
+        return super().curvature / self.width
 
     @property
     def trace(self) -> float:
         """(1 − 1/K)/h."""
-        return self._smooth.trace / self.width
-
-    @property
-    def rank(self) -> int:
-        """K − 1."""
-        return self._smooth.rank
-
-    @property
-    def corners(self) -> int:
-        """The gradient p − e_y is a mean of 0 and the K − 1 vectors e_k − e_y."""
-        return self._smooth.corners
+        return super().trace / self.width
 
     def _moved(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         moved = scores + 1.0
@@ -362,12 +289,12 @@ class SmoothMargin:
 
     def values(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """The loss of each record [n]."""
-        return self.width * self._smooth.values(self._moved(scores, targets), targets)
+        return self.width * super().values(self._moved(scores, targets), targets)
 
     def gradients(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """P − e_y [n, K]."""
-        return self._smooth.gradients(self._moved(scores, targets), targets)
+        return super().gradients(self._moved(scores, targets), targets)
 
     def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """(diag(p) − ppᵀ)/h [n, K, K]."""
-        return self._smooth.hessians(self._moved(scores, targets), targets) / self.width
+        return super().hessians(self._moved(scores, targets), targets) / self.width

@@ -1,29 +1,25 @@
 """Gaussian naive Bayes, with categories as categories."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import logsumexp
-from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
 from sordino.estimators.base import (
     ColumnBounds,
     Labels,
-    PrivateEstimator,
-    RecordWeights,
-    check_one_target_per_record,
+    PrivateClassifier,
+    class_weights,
     column_bounds,
     declared_classes,
-    encode_labels,
     fill_missing,
     validate_matrix,
 )
 from sordino.estimators.hist_gradient_boosting import Feature, declared_features
 from sordino.estimators.preprocessing import BoundedMoments
-from sordino.ledger import Account, Reservation
 from sordino.mechanisms import make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 
@@ -33,7 +29,8 @@ __all__ = ["GaussianNB"]
 _LEAST_SHARE = 1e-3
 
 
-class GaussianNB(ClassifierMixin, PrivateEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class GaussianNB(PrivateClassifier):
     """Private Gaussian naive Bayes: a count, means and variances of each class, all noisy.
 
     Guarantee: everything learned is (epsilon, delta)-differentially private for one record added or removed. A record
@@ -71,30 +68,10 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         1.0
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        classes: Sequence[Hashable] | None = None,
-        one_hot: Sequence[Sequence[int]] | None = None,
-        var_smoothing: float = 0.01,
-        class_weight: Mapping[Hashable, float] | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.one_hot = one_hot
-        self.var_smoothing = var_smoothing
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    bounds: ColumnBounds | None = None
+    one_hot: Sequence[Sequence[int]] | None = None
+    var_smoothing: float = 0.01
+    class_weight: Mapping[Hashable, float] | None = None
 
     def fit(self, X: Numbers, y: Labels) -> "GaussianNB":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
@@ -103,27 +80,19 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         smoothing = checks.non_negative(var_smoothing=self.var_smoothing)
         rng = self._randomness()
         records = validate_matrix(X, estimator=self, reset=True)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            class_weight=self.class_weight,
-            classes=classes,
-            sample_weight=None,
-            max_sample_weight=None,
-            records=len(records),
-        )
+        found, _ = self._labels(y, len(records))
+        weights = class_weights(self.class_weight, classes)
         lower, upper = column_bounds(self.bounds, records.shape[1])
         self.one_hot_groups(records.shape[1])
         records = fill_missing(records, bounds=(lower, upper))
         mechanism = BoundedMoments(budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, rng=rng)
         self._charge(mechanism.events())
-        found = encode_labels(y, classes.tolist())
-        groups = [mechanism.release(records[found == place]) for place in range(len(classes))]
+        groups = [mechanism.release(records[found == index]) for index in range(len(classes))]
         self.classes_ = classes
         self.theta_ = np.stack([group.means for group in groups])
         least = smoothing * ((upper - lower) / 2) ** 2
         self.var_ = np.stack([np.maximum(group.variances, least) for group in groups])
         self.class_count_ = np.array([group.count for group in groups])
-        weights = weighting.of(np.arange(len(classes)))
         # Weights of classes change no mean or variance of a class; a class of weight 0 is as rare as can be.
         weighted = self.class_count_ if weights is None else np.maximum(self.class_count_ * weights, 1e-300)
         self.class_prior_ = weighted / weighted.sum()
@@ -142,7 +111,8 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         shares = np.clip(self.theta_[:, list(group.columns)], _LEAST_SHARE, 1.0)
         return np.log(shares / shares.sum(axis=1, keepdims=True))
 
-    def _joint(self, X: Numbers) -> FloatArray:
+    def _scores(self, X: Numbers) -> FloatArray:
+        """Joint log-densities [n, K]."""
         check_is_fitted(self)
         given = validate_matrix(X, estimator=self, reset=False)
         columns = given.shape[1]
@@ -159,14 +129,9 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
 
     def predict_log_proba(self, X: Numbers) -> FloatArray:
         """Logarithms of the class probabilities [n, K]."""
-        joint = self._joint(X)
+        joint = self._scores(X)
         return joint - logsumexp(joint, axis=1, keepdims=True)
 
     def predict_proba(self, X: Numbers) -> FloatArray:
         """Class probabilities [n, K]."""
         return np.exp(self.predict_log_proba(X))
-
-    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The most probable class of each record [n]."""
-        places = self._joint(X).argmax(axis=1)
-        return self.classes_[places]

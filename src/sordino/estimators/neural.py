@@ -3,39 +3,41 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Self, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import log_softmax, softmax
-from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sordino import checks
-from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     Labels,
     PrivateEstimator,
-    RecordWeights,
-    check_one_target_per_record,
+    PrivateRegressor,
+    WeightedClassifier,
     declared_classes,
-    encode_labels,
+    declared_relation,
+    declared_size,
     fill_missing,
-    require_declared,
-    scaled_targets,
     validate_matrix,
 )
-from sordino.ledger import Account, Reservation
-from sordino.mechanisms.base import Bounds, FloatArray, Numbers, checked_bounds
+from sordino.estimators.linear_mechanisms import (
+    MICROBATCH,
+    RecordLoss,
+    noise_limited_learning_rate,
+    train_weighted,
+)
+from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.randomness import KeyedRNG
-from sordino.training.averaging import TailWeightAverage
-from sordino.training.fit import OptimizerFactory, fit
+from sordino.training.fit import OptimizerFactory
 from sordino.training.plan import PerformanceOptions, Plan
 
 __all__ = ["DPClassifier", "DPRegressor", "ModuleSource", "NeuralEstimator", "RecordLoss", "RowNorm"]
@@ -44,13 +46,11 @@ __all__ = ["DPClassifier", "DPRegressor", "ModuleSource", "NeuralEstimator", "Re
 # ----------------------------------------------------------------------------------------------------------------------
 # What `DPClassifier` and `DPRegressor` share: from parameters to a plan, a module of its own, and `fit`.
 #
-# Training is `sordino.training`'s own; nothing of it is written again here. A record that may not count has loss 0, so
-# it keeps its place and adds nothing.
+# Training is `sordino.training`'s own; nothing of it is written again here.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 ModuleSource: TypeAlias = nn.Module | Callable[[int, int], nn.Module]
-RecordLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _MOMENTUM = 0.9
 _BATCH = 4096
@@ -58,7 +58,6 @@ _BATCH = 4096
 _NOISE_PER_WEIGHT = 0.5
 _ADAM_RATE = 0.01
 _FURTHEST = 2.0**60  # entries beyond are cut: their squares must not overflow float32
-_TOGETHER = 8192
 
 
 class RowNorm(nn.Module):
@@ -79,24 +78,26 @@ def _perceptron(columns: int, outputs: int) -> nn.Module:
     return nn.Sequential(RowNorm(), hidden, nn.Tanh(), head)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NeuralEstimator(PrivateEstimator):
     """Parameters and steps that classifier and regressor share."""
 
-    module: ModuleSource | None
-    dataset_size: int | None
-    batch_size: int | None
-    sample_rate: float | None
-    epochs: float
-    max_grad_norm: float
-    optimizer: str | OptimizerFactory
-    learning_rate: float | None
-    loss: RecordLoss | None
-    averaged_fraction: float
-    neighboring_relation: str
-    microbatch_size: int | None
-    device: str | None
-    module_: nn.Module
-    _largest_rate: float  # the stable one of SGD for a clipping norm of 1
+    module: ModuleSource | None = field(default=None, kw_only=False)
+    dataset_size: int | None = None
+    batch_size: int | None = None
+    sample_rate: float | None = None
+    epochs: float = 20.0
+    max_grad_norm: float = 1.0
+    optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd"
+    learning_rate: float | None = None
+    loss: RecordLoss | None = None
+    averaged_fraction: float = 0.5
+    neighboring_relation: str = "add_or_remove_one"
+    microbatch_size: int | None = None
+    device: str | None = None
+
+    module_: nn.Module = field(init=False)
+    _largest_rate: ClassVar[float]  # the stable one of SGD for a clipping norm of 1
 
     def learned_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """The module's parameters and buffers."""
@@ -114,12 +115,7 @@ class NeuralEstimator(PrivateEstimator):
     def _plan(self) -> Plan:
         """All that changes the guarantee, from the parameters alone."""
         epsilon, delta = self._budget()
-        population = checks.integer(
-            1,
-            dataset_size=require_declared(
-                self.dataset_size, name="dataset_size", meaning="the public number of records, or a public guess of it"
-            ),
-        )
+        population = declared_size(self.dataset_size)
         rate = self._rate(population)
         checks.probability(averaged_fraction=self.averaged_fraction)
         PerformanceOptions(microbatch_size=self.microbatch_size)
@@ -131,9 +127,7 @@ class NeuralEstimator(PrivateEstimator):
             steps=max(1, math.ceil(checks.positive(epochs=self.epochs) / rate - 1e-9)),
             max_grad_norm=self.max_grad_norm,
             expected_batch_size=rate * population,
-            neighboring_relation=NeighboringRelation(
-                checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
-            ),
+            neighboring_relation=declared_relation(self.neighboring_relation),
         )
 
     def _rate(self, dataset_size: int) -> float:
@@ -181,7 +175,10 @@ class NeuralEstimator(PrivateEstimator):
         rate = None if self.learning_rate is None else checks.positive(learning_rate=self.learning_rate)
         if self.optimizer == "adam":
             return lambda parameters: torch.optim.Adam(parameters, lr=_ADAM_RATE if rate is None else rate)
-        chosen = _sgd_rate(plan, self._largest_rate) if rate is None else rate
+        chosen = rate
+        if chosen is None:
+            bound = noise_limited_learning_rate(plan, _NOISE_PER_WEIGHT, momentum=_MOMENTUM)
+            chosen = min(self._largest_rate / plan.step_plan(0).max_grad_norm, bound)
         return lambda parameters: torch.optim.SGD(parameters, lr=chosen, momentum=_MOMENTUM, nesterov=True)
 
     def _train(
@@ -190,37 +187,32 @@ class NeuralEstimator(PrivateEstimator):
         plan: Plan,
         records: FloatArray,
         targets: npt.NDArray[np.generic],
-        counted: npt.NDArray[np.generic],
+        weights: FloatArray,
         losses: RecordLoss,
         rng: KeyedRNG,
-    ) -> nn.Module:
-        def weighted(model: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return losses(model(x), y) * weight
-
-        fraction = self.averaged_fraction
-        data = (_single(records), torch.from_numpy(targets), torch.from_numpy(counted.astype(np.float32)))
-        fit(
+    ) -> None:
+        """Charge, and train on the records whose weight is not 0."""
+        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
+        self.module_ = train_weighted(
             module,
-            weighted,
-            data,
-            plan,
+            losses,
+            _single(records),
+            torch.from_numpy(targets),
+            weights,
+            plan=plan,
             optimizer=self._stepper(plan),
-            performance=PerformanceOptions(microbatch_size=self.microbatch_size or _TOGETHER),
+            averaged_fraction=self.averaged_fraction,
             rng=rng,
-            averaging=TailWeightAverage(fraction=fraction) if fraction > 0 else None,
-            progress=False,
+            microbatch_size=self.microbatch_size or MICROBATCH,
         )
-        return module.eval()
 
     @torch.no_grad()
     def _outputs(self, X: Numbers) -> FloatArray:
         """The module's outputs in evaluation mode, float64 [n, …]."""
         check_is_fitted(self)
         records = fill_missing(validate_matrix(X, estimator=self, reset=False))
-        module = self.module_
-        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        chunks = _single(records).split(_TOGETHER)
-        return torch.cat([module(chunk.to(device)).cpu() for chunk in chunks]).numpy().astype(np.float64)
+        chunks, device = _single(records).split(MICROBATCH), _device(self.module_)
+        return torch.cat([self.module_(chunk.to(device)).cpu() for chunk in chunks]).numpy().astype(np.float64)
 
 
 @contextlib.contextmanager
@@ -238,19 +230,15 @@ def _single(records: FloatArray) -> Tensor:
     return torch.from_numpy(np.clip(records, -_FURTHEST, _FURTHEST).astype(np.float32))
 
 
-def _sgd_rate(plan: Plan, largest: float) -> float:
-    """The largest rate for which the noise that adds up in one weight stays below a bound; from the plan alone."""
-    a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
-    bound = _NOISE_PER_WEIGHT / (a_step * math.sqrt(plan.steps))
-    return min(largest / plan.step_plan(0).max_grad_norm, bound)
+def _device(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
 @torch.no_grad()
 def _check_outputs(module: nn.Module, columns: int, outputs: int) -> None:
     """Try the module on a record of zeros, so that a wrong shape is refused before records are read."""
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     module.eval()
-    found = module(torch.zeros(2, columns, device=device))
+    found = module(torch.zeros(2, columns, device=_device(module)))
     allowed = [(2, outputs)] if outputs > 1 else [(2, 1), (2,)]
     if not isinstance(found, Tensor) or tuple(found.shape) not in allowed:
         raise InvalidArgument(
@@ -264,7 +252,8 @@ def _check_outputs(module: nn.Module, columns: int, outputs: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class DPClassifier(ClassifierMixin, NeuralEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class DPClassifier(NeuralEstimator, WeightedClassifier):
     """Any torch module as a private classifier, trained by DP-SGD.
 
     Guarantee: the weights of `module_` are (epsilon, delta)-differentially private under `neighboring_relation`, as
@@ -317,53 +306,6 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
 
     _largest_rate = 4.0
 
-    def __init__(
-        self,
-        module: ModuleSource | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        classes: Sequence[Hashable] | None = None,
-        dataset_size: int | None = None,
-        batch_size: int | None = None,
-        sample_rate: float | None = None,
-        epochs: float = 20.0,
-        max_grad_norm: float = 1.0,
-        optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd",
-        learning_rate: float | None = None,
-        loss: RecordLoss | None = None,
-        class_weight: Mapping[Hashable, float] | None = None,
-        max_sample_weight: float | None = None,
-        averaged_fraction: float = 0.5,
-        neighboring_relation: str = "add_or_remove_one",
-        microbatch_size: int | None = None,
-        device: str | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.module = module
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.dataset_size = dataset_size
-        self.batch_size = batch_size
-        self.sample_rate = sample_rate
-        self.epochs = epochs
-        self.max_grad_norm = max_grad_norm
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.loss = loss
-        self.class_weight = class_weight
-        self.max_sample_weight = max_sample_weight
-        self.averaged_fraction = averaged_fraction
-        self.neighboring_relation = neighboring_relation
-        self.microbatch_size = microbatch_size
-        self.device = device
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
-
     def fit(self, X: Numbers, y: Labels, sample_weight: Numbers | None = None) -> "DPClassifier":
         """Fit to records X [n, d] with labels y [n]; charged first, then read.
 
@@ -380,33 +322,16 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         self._stepper(plan)
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], len(classes), rng)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            class_weight=self.class_weight,
-            classes=classes,
-            sample_weight=sample_weight,
-            max_sample_weight=self.max_sample_weight,
-            records=len(records),
-        )
-        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
-        found = encode_labels(y, classes.tolist())
-        losses = self.loss or _cross_entropy
-        present = found >= 0
-        weights = weighting.of(found)
-        counted = present if weights is None else np.where(present, weights, 0.0)
-        self.module_ = self._train(module, plan, records, np.maximum(found, 0), counted, losses, rng)
+        found, weights = self._weighted_labels(y, len(records), sample_weight)
+        counted = np.where(found >= 0, weights, 0.0)
+        self._train(module, plan, records, np.maximum(found, 0), counted, self.loss or _cross_entropy, rng)
         self.classes_ = classes
         return self
 
-    def decision_function(self, X: Numbers) -> FloatArray:
+    def _scores(self, X: Numbers) -> FloatArray:
         """Logits [n, K], or for two classes the second's minus the first's [n]."""
         scores = self._outputs(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
-
-    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a missing entry is 0."""
-        scores = self.decision_function(X)
-        return self.classes_[(scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)]
 
     def predict_proba(self, X: Numbers) -> FloatArray:
         """Class probabilities [n, K]."""
@@ -417,7 +342,8 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         return np.asarray(log_softmax(self._outputs(X), axis=1))
 
 
-class DPRegressor(RegressorMixin, NeuralEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class DPRegressor(NeuralEstimator, PrivateRegressor):
     """Any torch module as a private regressor, trained by DP-SGD on targets scaled to [−1, 1].
 
     Guarantee: that of `DPClassifier`, whose parameters it shares but for `classes`; `target_bounds` in addition.
@@ -444,67 +370,14 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
     # A squared loss curves with the activations' norm, which 64 tanh units can bring to 25 and more.
     _largest_rate = 0.1
 
-    def __init__(
-        self,
-        module: ModuleSource | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        target_bounds: Bounds | None = None,
-        dataset_size: int | None = None,
-        batch_size: int | None = None,
-        sample_rate: float | None = None,
-        epochs: float = 20.0,
-        max_grad_norm: float = 1.0,
-        optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd",
-        learning_rate: float | None = None,
-        loss: RecordLoss | None = None,
-        max_sample_weight: float | None = None,
-        averaged_fraction: float = 0.5,
-        neighboring_relation: str = "add_or_remove_one",
-        microbatch_size: int | None = None,
-        device: str | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.module = module
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_bounds = target_bounds
-        self.dataset_size = dataset_size
-        self.batch_size = batch_size
-        self.sample_rate = sample_rate
-        self.epochs = epochs
-        self.max_grad_norm = max_grad_norm
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.loss = loss
-        self.max_sample_weight = max_sample_weight
-        self.averaged_fraction = averaged_fraction
-        self.neighboring_relation = neighboring_relation
-        self.microbatch_size = microbatch_size
-        self.device = device
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
-
     @property
     def scale(self) -> tuple[float, float]:
         """Center and half width of the declared targets: a prediction is center + half · the module's output."""
-        _, center, half = self._scale()
-        return center, half
-
-    def _scale(self) -> tuple[Bounds, float, float]:
-        """The bounds, their middle, and half their distance."""
-        bounds = checked_bounds(
-            require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
-        )
-        return bounds, bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
+        return self._target_scale()
 
     def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
         """As every estimator does it; the scale of the targets follows from the bounds."""
-        _, self._center, self._half = self._scale()
+        self._center, self._half = self._target_scale()
         return super().set_learned_arrays(arrays, columns=columns)
 
     def fit(self, X: Numbers, y: Numbers, sample_weight: Numbers | None = None) -> "DPRegressor":
@@ -516,25 +389,20 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
             sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
                 weight that is no number is 0. Losses are multiplied by it before gradients are clipped.
         """
-        bounds, center, half = self._scale()
+        center, half = self._target_scale()
         plan = self._plan()
         rng = self._randomness()
         records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], 1, rng)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            sample_weight=sample_weight, max_sample_weight=self.max_sample_weight, records=len(records)
-        )
-        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampler.describe())
-        targets = scaled_targets(y, bounds, center=center, half=half)
+        targets, weights = self._targets(y, len(records), sample_weight, scale=(center, half))
         present = np.isfinite(targets)
         chosen = self.loss or _squared
-        self.module_ = self._train(
+        self._train(
             module,
             plan,
             records,
             np.where(present, targets, 0.0).astype(np.float32),
-            present if weighting.of_records is None else np.where(present, weighting.of_records, 0.0),
+            np.where(present, weights, 0.0),
             lambda outputs, scaled: chosen(outputs.flatten(), scaled),
             rng,
         )

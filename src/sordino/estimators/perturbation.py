@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from sordino import checks
@@ -53,7 +54,14 @@ _BLOCK = 4096
 
 
 def newton_minimize(
-    loss: Loss, rows: FloatArray, targets: FloatArray, *, linear: FloatArray, regularization: float, tolerance: float
+    loss: Loss,
+    rows: FloatArray,
+    targets: FloatArray,
+    *,
+    linear: FloatArray,
+    regularization: float,
+    tolerance: float,
+    record_weights: npt.ArrayLike = 1.0,
 ) -> FloatArray:
     """W [p, k] with ‖∇J(W)‖ ≤ tolerance.
 
@@ -68,11 +76,13 @@ def newton_minimize(
         linear: B [p, k].
         regularization: λ > 0.
         tolerance: > 0.
+        record_weights: [n] in [0, 1], how much each record's loss counts.
     """
     weights = -linear / (regularization + loss.curvature * len(rows))
+    counts = np.reshape(record_weights, (-1, 1))
 
     def gradient(at: FloatArray) -> FloatArray:
-        return rows.T @ loss.gradients(rows @ at, targets) + linear + regularization * at
+        return rows.T @ (counts * loss.gradients(rows @ at, targets)) + linear + regularization * at
 
     slope = gradient(weights)
     for _ in range(_MOST_STEPS):
@@ -80,7 +90,8 @@ def newton_minimize(
         # Half of the tolerance is left to the rounding of the gradient itself.
         if size <= tolerance / 2:
             return weights
-        direction = _newton_direction(loss, rows, targets, weights, slope, regularization)
+        curvatures = counts[:, :, None] * loss.hessians(rows @ weights, targets)
+        direction = _newton_direction(rows, curvatures, slope, regularization)
         length = 1.0
         while length > 1e-6:
             tried = weights + length * direction
@@ -96,13 +107,10 @@ def newton_minimize(
     return np.zeros_like(weights)
 
 
-def _newton_direction(
-    loss: Loss, rows: FloatArray, targets: FloatArray, weights: FloatArray, slope: FloatArray, regularization: float
-) -> FloatArray:
-    curvatures = loss.hessians(rows @ weights, targets)
-    if weights.size > _DENSE:
+def _newton_direction(rows: FloatArray, curvatures: FloatArray, slope: FloatArray, regularization: float) -> FloatArray:
+    if slope.size > _DENSE:
         return -_conjugate_gradients(rows, curvatures, slope, regularization)
-    p, k = weights.shape
+    p, k = slope.shape
     hessian = np.zeros((p, k, p, k))
     for start in range(0, len(rows), _BLOCK):
         part, bent = rows[start : start + _BLOCK], curvatures[start : start + _BLOCK]
@@ -234,8 +242,8 @@ class ObjectivePerturbation:
         return ApproximateDP(epsilon=self.epsilon, delta=self.delta)
 
     @observable_release
-    def release(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
-        """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n]."""
+    def release(self, rows: FloatArray, targets: FloatArray, record_weights: npt.ArrayLike = 1.0) -> FloatArray:
+        """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n], each record weighted by a number in [0, 1]."""
         exact = newton_minimize(
             self.loss,
             rows,
@@ -243,6 +251,7 @@ class ObjectivePerturbation:
             linear=self._noise(),
             regularization=self.regularization,
             tolerance=_TOLERANCE,
+            record_weights=record_weights,
         )
         return self._blurred(exact)
 
@@ -364,16 +373,21 @@ class OutputPerturbation:
         """The event of one release."""
         return self._budget.event()
 
-    def exact_value(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
+    def exact_value(self, rows: FloatArray, targets: FloatArray, record_weights: npt.ArrayLike = 1.0) -> FloatArray:
         """The minimizer [p, k] before noise. Not private."""
-        nothing = np.zeros((self.dimension, self.loss.outputs))
         return newton_minimize(
-            self.loss, rows, targets, linear=nothing, regularization=self.strength, tolerance=_OUTPUT_TOLERANCE
+            self.loss,
+            rows,
+            targets,
+            linear=np.zeros((self.dimension, self.loss.outputs)),
+            regularization=self.strength,
+            tolerance=_OUTPUT_TOLERANCE,
+            record_weights=record_weights,
         )
 
-    def release(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
-        """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n]."""
-        return self.noisy(self.exact_value(rows, targets))
+    def release(self, rows: FloatArray, targets: FloatArray, record_weights: npt.ArrayLike = 1.0) -> FloatArray:
+        """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n], each record weighted by a number in [0, 1]."""
+        return self.noisy(self.exact_value(rows, targets, record_weights))
 
     def noisy(self, weights: FloatArray) -> FloatArray:
         """Weights plus noise."""
@@ -441,12 +455,16 @@ class CandidateSelection:
         """The event of one release."""
         return self._mechanism.event()
 
-    def scores(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
+    def scores(self, rows: FloatArray, targets: FloatArray, record_weights: npt.ArrayLike = 1.0) -> FloatArray:
         """Minus the summed loss of each candidate, relative to zero weights [m]. Not private."""
-        nothing = self.loss.values(np.zeros((len(rows), self.loss.outputs)), targets)
-        found = [(nothing - self.loss.values(rows @ weights, targets)).sum() for weights in self.candidates]
+
+        def losses(scores: FloatArray) -> FloatArray:
+            return np.asarray(record_weights) * self.loss.values(scores, targets)
+
+        nothing = losses(np.zeros((len(rows), self.loss.outputs)))
+        found = [(nothing - losses(rows @ weights)).sum() for weights in self.candidates]
         return np.array(found, dtype=np.float64)
 
-    def release(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
-        """The chosen weights [p, k]."""
-        return self.candidates[self._mechanism.release(self.scores(rows, targets))].copy()
+    def release(self, rows: FloatArray, targets: FloatArray, record_weights: npt.ArrayLike = 1.0) -> FloatArray:
+        """The chosen weights [p, k], each record weighted by a number in [0, 1]."""
+        return self.candidates[self._mechanism.release(self.scores(rows, targets, record_weights))].copy()

@@ -9,20 +9,20 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, OneToOn
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
-from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     ColumnBounds,
     PrivateEstimator,
     clip_rows,
     column_bounds,
+    declared_norm,
+    declared_relation,
     fill_missing,
     normalize_rows,
-    require_declared,
     validate_matrix,
 )
 from sordino.events import Event
-from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateCount, PrivateSecondMoment, PrivateSum, make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
@@ -117,6 +117,7 @@ class BoundedMoments:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
     """Subtracts noisy means and divides by noisy standard deviations.
 
@@ -148,22 +149,7 @@ class StandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         [[2.0]]
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    bounds: ColumnBounds | None = None
 
     def fit(self, X: Numbers, y: object = None) -> "StandardScaler":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""
@@ -233,6 +219,7 @@ class MinMaxScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     """Private principal components about a declared center.
 
@@ -267,40 +254,17 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
         [[0.7, 0.7]]
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        data_norm: float | None = None,
-        center: npt.ArrayLike | None = None,
-        normalize: bool = False,
-        neighboring_relation: str = "add_or_remove_one",
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.center = center
-        self.normalize = normalize
-        self.neighboring_relation = neighboring_relation
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    n_components: int | None = field(default=None, kw_only=False)
+    data_norm: float | None = None
+    center: npt.ArrayLike | None = None
+    normalize: bool = False
+    neighboring_relation: str = "add_or_remove_one"
 
     def fit(self, X: Numbers, y: object = None) -> "PCA":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""
         epsilon, delta = self._budget()
-        norm = checks.positive(
-            data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
-        )
-        neighboring_relation = NeighboringRelation(
-            checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
-        )
+        norm = declared_norm(self.data_norm)
+        neighboring_relation = declared_relation(self.neighboring_relation)
         rng = self._randomness()
         records = validate_matrix(X, estimator=self, reset=True)
         columns = records.shape[1]

@@ -4,40 +4,32 @@ Splits are drawn from the declared ranges, as in extremely randomized trees, and
 are noisy counts in the leaves.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax
-from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.estimators.base import (
-    ColumnBounds,
     Labels,
-    RecordWeights,
-    check_one_target_per_record,
+    PrivateRegressor,
+    SumsMechanism,
+    WeightedClassifier,
+    class_probabilities,
     declared_classes,
-    encode_labels,
-    require_declared,
-    scaled_targets,
+    declared_relation,
+    noise_stddev,
+    sums_mechanism,
     validate_matrix,
 )
-from sordino.estimators.hist_gradient_boosting import BinnedEstimator, Categories, Edges, Feature
+from sordino.estimators.hist_gradient_boosting import BinnedEstimator, Feature, bins_of_records, leaf_sums
 from sordino.events import Event, SelfComposed
-from sordino.ledger import Account, Reservation
-from sordino.mechanisms import (
-    DiscreteLaplaceMechanism,
-    GridGaussianMechanism,
-    PrivateCount,
-    PureBudget,
-    make_budget,
-)
-from sordino.mechanisms.base import Bounds, FloatArray, Numbers, checked_bounds
+from sordino.mechanisms import PrivateCount, make_budget
+from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG, RandomStream
 
@@ -122,10 +114,10 @@ def draw_trees(features: Sequence[Feature], *, count: int, depth: int, stream: R
         size = 1 + (drawn[:, :, -1][unordered] * np.maximum(here - 1, 1)).astype(np.int64)
         right[unordered[0], unordered[1] + width - 1, :most] = ranks < size[:, None]
         low, high = np.repeat(low, 2, axis=1), np.repeat(high, 2, axis=1)
-        trees, places = np.nonzero(ordered[picked])
-        feature = picked[trees, places]
-        high[trees, 2 * places, feature] = cut[trees, places]
-        low[trees, 2 * places + 1, feature] = cut[trees, places]
+        trees, parents = np.nonzero(ordered[picked])
+        feature = picked[trees, parents]
+        high[trees, 2 * parents, feature] = cut[trees, parents]
+        low[trees, 2 * parents + 1, feature] = cut[trees, parents]
     return RandomTrees(features=chosen, right=right)
 
 
@@ -136,8 +128,6 @@ def draw_trees(features: Sequence[Feature], *, count: int, depth: int, stream: R
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Contributions are rounded towards zero to multiples of 2^-20, so that sums of them are exact in any order.
-_GRID_BITS = 20
 _COUNT_SHARE = 0.02
 # No leaf is surer than this of any class.
 _LEAST_SHARE = 1e-3
@@ -178,40 +168,28 @@ class LeafCounts:
         """The budget of one tree."""
         return self.budget.split(_COUNT_SHARE, 1 - _COUNT_SHARE)[1].split(*[1.0] * self.trees)[0]
 
-    def sums(self, leaves: int) -> GridGaussianMechanism | DiscreteLaplaceMechanism:
+    def sums(self, leaves: int) -> SumsMechanism:
         """The release of one tree's leaves [leaves, K].
 
         Contributions are non-negative with a sum of at most 1: two of them differ by at most √2 in ℓ2 norm and 2 in ℓ1.
         """
         moved = self.neighboring_relation.sensitivity_factor
-        size = leaves * self.outputs
-        if isinstance(self.tree_share, PureBudget):
-            return DiscreteLaplaceMechanism(
-                epsilon=self.tree_share.epsilon, l1_sensitivity=moved, dimension=size, rng=self.rng
-            )
-        return GridGaussianMechanism(
-            noise_multiplier=self.tree_share.noise_multiplier,
+        return sums_mechanism(
+            self.tree_share,
+            l1_sensitivity=moved,
             l2_sensitivity=moved**0.5,
-            dimension=size,
+            dimension=leaves * self.outputs,
             rng=self.rng,
         )
 
     @cached_property
     def noise(self) -> float:
         """Deviation of the noise on one number."""
-        mechanism = self.sums(1)
-        return 2**0.5 * mechanism.scale if isinstance(mechanism, DiscreteLaplaceMechanism) else mechanism.stddev
+        return noise_stddev(self.sums(1))
 
     def events(self) -> list[Event]:
         """The events of one release."""
         return [self.count.event(), SelfComposed(event=self.tree_share.event(), count=self.trees)]
-
-    def exact_value(self, leaf: IntegerArray, contributions: FloatArray, leaves: int) -> FloatArray:
-        """Sums of the contributions [n, K] in each leaf [leaves, K]. Not private."""
-        steps = np.trunc(np.ldexp(contributions, _GRID_BITS))
-        return np.ldexp(
-            np.stack([np.bincount(leaf, weights=column, minlength=leaves) for column in steps.T], axis=1), -_GRID_BITS
-        )
 
     def release(self, leaves: IntegerArray, contributions: FloatArray, *, depth: int) -> tuple[FloatArray, int]:
         """Noisy sums [T, 2^levels, K] and the number of levels, at most `depth`, that the noise lets the trees have.
@@ -224,8 +202,7 @@ class LeafCounts:
         records = max(self.count.release(contributions), 1)
         levels = int(np.clip(round(float(np.log2(records / self.noise))), min(_LEAST_DEPTH, depth), depth))
         mechanism = self.sums(2**levels)
-        places = leaves >> (depth - levels)
-        exact = (self.exact_value(column, contributions, 2**levels) for column in places.T)
+        exact = (leaf_sums(column, contributions, 2**levels) for column in (leaves >> (depth - levels)).T)
         return np.stack([np.asarray(mechanism.release(value)) for value in exact]), levels
 
 
@@ -257,33 +234,27 @@ def leaf_shares(sums: FloatArray, *, noise: float, smoothing: float) -> tuple[Fl
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Forest(BinnedEstimator):
     """Parameters and steps that classifier and regressor share."""
 
-    n_estimators: int
-    max_depth: int
-    smoothing: float
-    max_sample_weight: float | None
-    neighboring_relation: str
-    split_features_: IntegerArray
-    goes_right_: BooleanArray
-    values_: FloatArray
-    intercept_: FloatArray
-    depth_: int
+    n_estimators: int = 100
+    max_depth: int = 8
+    max_bins: int = 64
+    smoothing: float = 1.0
+    values_: FloatArray = field(init=False)
+    intercept_: FloatArray = field(init=False)
 
-    def _mechanism(self, outputs: int, rng: KeyedRNG) -> LeafCounts:
+    def _mechanism(self, outputs: int) -> LeafCounts:
         epsilon, delta = self._budget()
-        neighboring_relation = NeighboringRelation(
-            checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
-        )
         checks.in_range(1, 12, max_depth=checks.integer(1, max_depth=self.max_depth))
         checks.non_negative(smoothing=self.smoothing)
         return LeafCounts(
             budget=make_budget(epsilon=epsilon, delta=delta),
             trees=checks.integer(1, n_estimators=self.n_estimators),
             outputs=outputs,
-            neighboring_relation=neighboring_relation,
-            rng=rng,
+            neighboring_relation=declared_relation(self.neighboring_relation),
+            rng=self._randomness(),
         )
 
     def _shares(
@@ -295,7 +266,7 @@ class _Forest(BinnedEstimator):
         trees = draw_trees(
             features, count=mechanism.trees, depth=self.max_depth, stream=mechanism.rng.new_stream("forest-trees")
         )
-        bins = np.stack([feature.bins_of(records) for feature in features], axis=1)
+        bins = bins_of_records(features, records)
         sums, levels = mechanism.release(trees.leaves(bins), contributions, depth=self.max_depth)
         self.features_ = features
         self.split_features_, self.goes_right_, self.depth_ = trees.features, trees.right, levels
@@ -304,19 +275,20 @@ class _Forest(BinnedEstimator):
         weight = max(len(features) / levels, 1.0) / mechanism.trees
         return whole, np.repeat(found, 2 ** (self.max_depth - levels), axis=1), min(weight, 1.0)
 
-    def _scores(self, X: Numbers) -> FloatArray:
+    def _leaf_values(self, X: Numbers) -> FloatArray:
         """Intercept and the values of all leaves that a record is in, added up [n, K]."""
         check_is_fitted(self)
         records = validate_matrix(X, estimator=self, reset=False)
-        bins = np.stack([feature.bins_of(records) for feature in self.features_], axis=1)
-        leaves = RandomTrees(features=self.split_features_, right=self.goes_right_).leaves(bins)
+        bins = bins_of_records(self.features_, records)
+        trees = RandomTrees(features=self.split_features_, right=self.goes_right_)
         scores = np.tile(self.intercept_, (len(records), 1))
-        for values, places in zip(self.values_, leaves.T, strict=True):
-            scores += values[places]
+        for values, leaves in zip(self.values_, trees.leaves(bins).T, strict=True):
+            scores += values[leaves]
         return scores
 
 
-class RandomForestClassifier(ClassifierMixin, _Forest):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RandomForestClassifier(_Forest, WeightedClassifier):
     """A private random forest: trees with random splits of the declared ranges, and noisy counts in their leaves.
 
     It finds interactions of features, which the curves of boosting don't have; where features add up, boosting is more
@@ -370,45 +342,6 @@ class RandomForestClassifier(ClassifierMixin, _Forest):
         Geurts, Ernst, Wehenkel 2006; docs/proofs/random-forests.md.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        classes: Sequence[Hashable] | None = None,
-        categories: Categories | None = None,
-        one_hot: Sequence[Sequence[int]] | None = None,
-        edges: Edges | None = None,
-        n_estimators: int = 100,
-        max_depth: int = 8,
-        max_bins: int = 64,
-        smoothing: float = 1.0,
-        class_weight: Mapping[Hashable, float] | None = None,
-        max_sample_weight: float | None = None,
-        neighboring_relation: str = "add_or_remove_one",
-        ledger: Account | Reservation | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.categories = categories
-        self.one_hot = one_hot
-        self.edges = edges
-        self.n_estimators = n_estimators
-        self.max_depth = max_depth
-        self.max_bins = max_bins
-        self.smoothing = smoothing
-        self.class_weight = class_weight
-        self.max_sample_weight = max_sample_weight
-        self.neighboring_relation = neighboring_relation
-        self.ledger = ledger
-        self.random_state = random_state
-        self.reproducible = reproducible
-
     def fit(self, X: Numbers, y: Labels, sample_weight: Numbers | None = None) -> "RandomForestClassifier":
         """Fit to records X [n, d] with labels y [n]; charged first, then read.
 
@@ -418,24 +351,12 @@ class RandomForestClassifier(ClassifierMixin, _Forest):
             sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
                 weight that is no number is 0.
         """
-        self._budget()
         classes = declared_classes(self.classes)
-        mechanism = self._mechanism(len(classes), self._randomness())
+        mechanism = self._mechanism(len(classes))
         records = validate_matrix(X, estimator=self, reset=True)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            class_weight=self.class_weight,
-            classes=classes,
-            sample_weight=sample_weight,
-            max_sample_weight=self.max_sample_weight,
-            records=len(records),
-        )
-        found = encode_labels(y, classes.tolist())
-        weights = weighting.of(found)
+        found, weights = self._weighted_labels(y, len(records), sample_weight)
         present = found >= 0
-        contributions = np.eye(len(classes))[found[present]]
-        if weights is not None:
-            contributions *= weights[present, None]
+        contributions = np.eye(len(classes))[found[present]] * weights[present, None]
         whole, leaves, weight = self._shares(mechanism, records[present], contributions)
         self.intercept_ = np.log(whole)
         self.values_ = weight * (np.log(leaves) - self.intercept_)
@@ -445,26 +366,17 @@ class RandomForestClassifier(ClassifierMixin, _Forest):
         self.classes_ = classes
         return self
 
-    def decision_function(self, X: Numbers) -> FloatArray:
-        """Log-odds [n] of the second class, or scores [n, K]."""
-        scores = self._scores(X)
+    def _scores(self, X: Numbers) -> FloatArray:
+        scores = self._leaf_values(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict_proba(self, X: Numbers) -> FloatArray:
         """Class probabilities [n, K]."""
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.stack([expit(-scores), expit(scores)], axis=1)
-        return softmax(scores, axis=1)
-
-    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a missing entry is the middle of its bounds."""
-        scores = self.decision_function(X)
-        places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
-        return self.classes_[places]
+        return class_probabilities(self._scores(X))
 
 
-class RandomForestRegressor(RegressorMixin, _Forest):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RandomForestRegressor(_Forest, PrivateRegressor):
     """A private random forest for a number: that of `RandomForestClassifier` between the ends of the target's range.
 
     A target at 30 % of its range counts 0.7 for the lower end and 0.3 for the upper one, so a leaf's mean comes from
@@ -509,42 +421,7 @@ class RandomForestRegressor(RegressorMixin, _Forest):
         True
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        bounds: ColumnBounds | None = None,
-        target_bounds: Bounds | None = None,
-        categories: Categories | None = None,
-        one_hot: Sequence[Sequence[int]] | None = None,
-        edges: Edges | None = None,
-        n_estimators: int = 100,
-        max_depth: int = 8,
-        max_bins: int = 64,
-        smoothing: float = 6.0,
-        max_sample_weight: float | None = None,
-        neighboring_relation: str = "add_or_remove_one",
-        ledger: Account | Reservation | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.categories = categories
-        self.one_hot = one_hot
-        self.edges = edges
-        self.n_estimators = n_estimators
-        self.max_depth = max_depth
-        self.max_bins = max_bins
-        self.smoothing = smoothing
-        self.max_sample_weight = max_sample_weight
-        self.neighboring_relation = neighboring_relation
-        self.ledger = ledger
-        self.random_state = random_state
-        self.reproducible = reproducible
+    smoothing: float = 6.0
 
     def fit(self, X: Numbers, y: Numbers, sample_weight: Numbers | None = None) -> "RandomForestRegressor":
         """Fit to records X [n, d] with targets y [n]; charged first, then read.
@@ -555,24 +432,13 @@ class RandomForestRegressor(RegressorMixin, _Forest):
             sample_weight: None, or how much each record counts [n], from 0 to the declared `max_sample_weight`; a
                 weight that is no number is 0.
         """
-        self._budget()
-        ends = checked_bounds(
-            require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
-        )
-        mechanism = self._mechanism(2, self._randomness())
+        center, half = self._target_scale()
+        mechanism = self._mechanism(2)
         records = validate_matrix(X, estimator=self, reset=True)
-        check_one_target_per_record(y, len(records))
-        weighting = RecordWeights.declared(
-            sample_weight=sample_weight, max_sample_weight=self.max_sample_weight, records=len(records)
-        )
-        center = ends[0] / 2 + ends[1] / 2
-        half = max(ends[1] - center, center - ends[0])
-        targets = scaled_targets(y, ends, center=center, half=half)
+        targets, weights = self._targets(y, len(records), sample_weight, scale=(center, half))
         present = np.isfinite(targets)
         upper = (1.0 + targets[present]) / 2
-        contributions = np.stack([1.0 - upper, upper], axis=1)
-        if weighting.of_records is not None:
-            contributions *= weighting.of_records[present, None]
+        contributions = np.stack([1.0 - upper, upper], axis=1) * weights[present, None]
         whole, leaves, weight = self._shares(mechanism, records[present], contributions)
         self.intercept_ = center + half * (2 * whole[1:] - 1)
         self.values_ = half * weight * 2 * (leaves[:, :, 1:] - whole[1])
@@ -580,5 +446,4 @@ class RandomForestRegressor(RegressorMixin, _Forest):
 
     def predict(self, X: Numbers) -> FloatArray:
         """Predicted targets [n], within `target_bounds`; a missing entry is the middle of its bounds."""
-        found = self._scores(X)[:, 0]
-        return np.clip(found, *checked_bounds(require_declared(self.target_bounds, name="target_bounds", meaning="")))
+        return np.clip(self._leaf_values(X)[:, 0], *self._target_ends())

@@ -5,6 +5,7 @@ these fits. All of them were paid for by the records, and so was the choice amon
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -35,16 +36,19 @@ from sordino.estimators.base import (
 )
 from sordino.estimators.preprocessing import MinMaxScaler
 from sordino.events import Event, compose, describe_sampling
-from sordino.ledger import Account, Reservation
 from sordino.mechanisms import ReportNoisyMax
 from sordino.mechanisms.base import FloatArray, Numbers, checked_bounds
 
-__all__ = ["PrivateGridSearch"]
+__all__ = ["PrivateGridSearch", "PrivateSearch", "SEARCH_PARAMETERS"]
 
 Grid = Mapping[str, Sequence[object]] | Sequence[Mapping[str, Sequence[object]]]
 
 
-def _has(name: str) -> "Callable[[PrivateGridSearch], bool]":
+SEARCH_PARAMETERS = {"epsilon", "delta", "random_state", "reproducible", "ledger"}
+"""Parameters of an estimator that a search sets itself."""
+
+
+def _has(name: str) -> "Callable[[PrivateSearch], bool]":
     return lambda search: hasattr(_last_step(search.estimator), name)
 
 
@@ -95,11 +99,11 @@ def _check_steps(pipeline: Pipeline) -> None:
     """Refuse a step whose guarantee is not known."""
     steps = _steps(pipeline)
     finite = False  # whether entries are finite from here on, so that no step raises an error about one
-    for place, (name, step) in enumerate(steps):
+    for index, (name, step) in enumerate(steps):
         kind = type(step).__name__
         if isinstance(step, SchemaEncoder):
-            if place > 0:
-                raise InvalidArgument(f"SchemaEncoder must be the first step, got {name!r} at {place}. Move it.")
+            if index > 0:
+                raise InvalidArgument(f"SchemaEncoder must be the first step, got {name!r} at {index}. Move it.")
         elif isinstance(step, _ROW_BY_ROW):
             if not finite:
                 raise InvalidArgument(
@@ -117,7 +121,7 @@ def _check_steps(pipeline: Pipeline) -> None:
                 f"records, nobody charges. {advice}."
             )
         finite = True
-        if place < len(steps) - 1 and not hasattr(step, "transform"):
+        if index < len(steps) - 1 and not hasattr(step, "transform"):
             raise InvalidArgument(f"{name} must transform records for the next step, got {kind}. Put it last.")
 
 
@@ -131,30 +135,11 @@ def _check_scored(estimator: object) -> None:
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Chain(PrivateEstimator):
-    """The steps of a pipeline after its encoder, fitted one after the other; each private one has (epsilon, delta).
+    """The steps of a pipeline after its encoder, fitted one after the other; each private one has (epsilon, delta)."""
 
-    Args:
-        pipeline: not fitted.
-        epsilon: of each private step.
-        delta: of each private step.
-        random_state: None, or a seed that theirs follow from.
-        reproducible: theirs.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        random_state: int | None = None,
-        reproducible: bool = False,
-    ) -> None:
-        self.pipeline = pipeline
-        self.epsilon = epsilon
-        self.delta = delta
-        self.random_state = random_state
-        self.reproducible = reproducible
+    pipeline: Pipeline | None = None
 
     @property
     def num_charged_fits(self) -> int:
@@ -168,28 +153,24 @@ class _Chain(PrivateEstimator):
         self._fitted: list[Any] = []
         events: list[Event] = []
         relations: list[NeighboringRelation] = []
-        for place, step in enumerate(steps):
+        for index, step in enumerate(steps):
             if isinstance(step, PrivateEstimator):
-                made = independent_copy(step)
-                known = made.get_params(deep=False)
-                seed = None if self.random_state is None else self.random_state + 1_000_003 * (place + 1)
-                given = {
-                    "epsilon": self.epsilon,
-                    "delta": self.delta,
-                    "random_state": seed,
-                    "reproducible": self.reproducible,
-                    "ledger": None,
-                }
-                made.set_params(**{name: value for name, value in given.items() if name in known})
+                made = independent_copy(step).set_params(
+                    epsilon=self.epsilon,
+                    delta=self.delta,
+                    random_state=None if self.random_state is None else self.random_state + 1_000_003 * (index + 1),
+                    reproducible=self.reproducible,
+                    ledger=None,
+                )
                 # A step in the middle learns without targets.
-                made = made.fit(records, y) if place == len(steps) - 1 else made.fit(records)  # pyright: ignore[reportAttributeAccessIssue]
+                made = made.fit(records, y) if index == len(steps) - 1 else made.fit(records)  # pyright: ignore[reportAttributeAccessIssue]
                 events += made.events_
                 relations.append(made.guarantee_.neighboring_relation)
             else:
                 # The number of columns is all that it learns.
                 made = cast("Any", clone(cast("BaseEstimator", step))).fit(np.zeros((1, records.shape[1])))
             self._fitted.append(made)
-            if place < len(steps) - 1:
+            if index < len(steps) - 1:
                 records = _transformed(made, records)
         self.events_ = tuple(events)
         relation = common_relation(relations)
@@ -231,7 +212,48 @@ def _transformed(step: Any, records: FloatArray) -> FloatArray:
     return np.asarray(step.transform(records), dtype=np.float64)
 
 
-class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
+    """What searches share: how a model is judged, and that the chosen one predicts."""
+
+    estimator: PrivateEstimator | Pipeline | None = field(default=None, kw_only=False)
+    best_estimator_: Any = field(init=False)
+
+    def _score(self, model: PrivateEstimator, X: Numbers, y: Labels | Numbers) -> float:
+        """Σ over records of a number in [0, 1]; a record that may not count adds nothing."""
+        found = model.predict(X)  # pyright: ignore[reportAttributeAccessIssue]
+        last = _last_step(model.pipeline) if isinstance(model, _Chain) else model
+        parameters = cast("PrivateEstimator", last).get_params(deep=False)
+        if "classes" in parameters:
+            classes = declared_classes(parameters["classes"])
+            given = encode_labels(cast("Labels", y), classes.tolist())
+            return float(np.count_nonzero((given >= 0) & (encode_labels(found, classes.tolist()) == given)))
+        bounds = checked_bounds(parameters["target_bounds"])
+        middle, half = bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
+        true = scaled_targets(cast("Numbers", y), bounds, center=middle, half=half)
+        guessed = scaled_targets(found, bounds, center=middle, half=half)
+        terms = 1.0 - ((guessed - true) / 2) ** 2
+        return float(np.where(np.isfinite(terms), terms, 0.0).sum())
+
+    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
+        """The chosen model's predictions [n]."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict(X)
+
+    @available_if(_has("predict_proba"))
+    def predict_proba(self, X: Numbers) -> FloatArray:
+        """The chosen model's class probabilities [n, K]."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict_proba(X)
+
+    def score(self, X: Numbers, y: Labels | Numbers) -> float:
+        """The chosen model's score; on private records it is a statistic of them that nothing protects."""
+        check_is_fitted(self)
+        return self.best_estimator_.score(X, y)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateGridSearch(PrivateSearch):
     """Fits every candidate of a grid to all records, chooses one privately, and states what all of it spent.
 
     The budget is split: `score_fraction` of ε pays for the choice, the rest for the fits, which get the largest common
@@ -263,7 +285,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
     Attributes:
         best_estimator_: the chosen model, fitted to all records.
         best_params_: what was tried in it.
-        best_index_: its place in the grid.
+        best_index_: its index in the grid.
         guarantee_: the guarantee of everything.
         events_: all fits, and the choice.
 
@@ -279,26 +301,8 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         Dwork, Roth 2014, section 3.3; docs/proofs/noisy-max-and-permute-and-flip.md.
     """
 
-    def __init__(
-        self,
-        estimator: PrivateEstimator | Pipeline | None = None,
-        param_grid: Grid | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        score_fraction: float = 0.1,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.param_grid = param_grid
-        self.epsilon = epsilon
-        self.delta = delta
-        self.score_fraction = score_fraction
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    param_grid: Grid | None = field(default=None, kw_only=False)
+    score_fraction: float = 0.1
 
     def fit(self, X: Numbers, y: Labels | Numbers) -> "PrivateGridSearch":
         """Fit all candidates to records X [n, d] with targets y [n], and choose; charged first, then read."""
@@ -318,7 +322,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             rng=rng,
         )
         candidates = split_budget_equally(
-            lambda one, slack: [self._candidate(point, one, slack, place) for place, point in enumerate(points)],
+            lambda one, slack: [self._candidate(point, one, slack, index) for index, point in enumerate(points)],
             columns=columns,
             epsilon=epsilon,
             delta=delta,
@@ -329,7 +333,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             [*fits, choice.event()], neighboring_relation=neighboring_relation, sampler=describe_sampling(compose(fits))
         )
         models = [candidate.fit(records, y) for candidate in candidates]  # pyright: ignore[reportAttributeAccessIssue]
-        scores = [self._right(model, records, y) for model in models]
+        scores = [self._score(model, records, y) for model in models]
         self.best_index_ = choice.release(np.asarray(scores))
         self.best_params_ = points[self.best_index_]
         best = models[self.best_index_]
@@ -358,23 +362,22 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         if self.param_grid is None:
             raise MissingDeclaration("param_grid must be declared, got None. List the values to try.")
         points = [dict(point) for point in ParameterGrid(cast("dict[str, list[object]]", self.param_grid))]
-        own = {"epsilon", "delta", "random_state", "reproducible", "ledger"}
-        taken = {name for point in points for name in point if name.rpartition("__")[2] in own}
+        taken = {name for point in points for name in point if name.rpartition("__")[2] in SEARCH_PARAMETERS}
         if taken:
             raise InvalidArgument(
                 f"param_grid must not hold {', '.join(sorted(taken))}: the search sets the budget. Leave it out."
             )
         return points
 
-    def _candidate(self, point: Mapping[str, object], epsilon: float, delta: float, place: int) -> PrivateEstimator:
+    def _candidate(self, point: Mapping[str, object], epsilon: float, delta: float, index: int) -> PrivateEstimator:
         # Candidates of a repeatable search must not share their noise.
-        seed = None if self.random_state is None else self.random_state + 1 + place
+        seed = None if self.random_state is None else self.random_state + 1 + index
         own = {"epsilon": epsilon, "delta": delta, "random_state": seed, "reproducible": self.reproducible}
         if isinstance(self.estimator, Pipeline):
             pipeline = cast("Pipeline", clone(self.estimator)).set_params(**point)
             _check_steps(pipeline)
             _check_scored(_last_step(pipeline))
-            return _Chain(pipeline, **own)
+            return _Chain(pipeline=pipeline, **own)
         candidate = independent_copy(cast("PrivateEstimator", self.estimator))
         _check_scored(candidate.set_params(**point, **own))
         return candidate.set_params(ledger=None)
@@ -383,35 +386,3 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         epsilon, delta = self._budget()
         trials = [self._candidate(point, epsilon, delta, 0) for point in points]
         return common_relation([dry_run_events(trial, columns)[1] for trial in trials])
-
-    def _right(self, model: PrivateEstimator, X: Numbers, y: Labels | Numbers) -> float:
-        """Σ over records of a number in [0, 1]; a record that may not count adds nothing."""
-        found = model.predict(X)  # pyright: ignore[reportAttributeAccessIssue]
-        last = _last_step(model.pipeline) if isinstance(model, _Chain) else model
-        parameters = cast("PrivateEstimator", last).get_params(deep=False)
-        if "classes" in parameters:
-            classes = declared_classes(parameters["classes"])
-            given = encode_labels(cast("Labels", y), classes.tolist())
-            return float(np.count_nonzero((given >= 0) & (encode_labels(found, classes.tolist()) == given)))
-        bounds = checked_bounds(parameters["target_bounds"])
-        middle, half = bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
-        true = scaled_targets(cast("Numbers", y), bounds, center=middle, half=half)
-        guessed = scaled_targets(found, bounds, center=middle, half=half)
-        terms = 1.0 - ((guessed - true) / 2) ** 2
-        return float(np.where(np.isfinite(terms), terms, 0.0).sum())
-
-    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The chosen model's predictions [n]."""
-        check_is_fitted(self)
-        return self.best_estimator_.predict(X)
-
-    @available_if(_has("predict_proba"))
-    def predict_proba(self, X: Numbers) -> FloatArray:
-        """The chosen model's class probabilities [n, K]."""
-        check_is_fitted(self)
-        return self.best_estimator_.predict_proba(X)
-
-    def score(self, X: Numbers, y: Labels | Numbers) -> float:
-        """The chosen model's score; on private records it is a statistic of them that nothing protects."""
-        check_is_fitted(self)
-        return self.best_estimator_.score(X, y)

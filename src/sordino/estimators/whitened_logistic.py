@@ -12,16 +12,17 @@ References:
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import softmax
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from sordino import checks
@@ -29,22 +30,19 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     Labels,
-    PrivateEstimator,
-    check_one_target_per_record,
+    PrivateClassifier,
     declared_classes,
-    encode_labels,
+    declared_relation,
+    declared_size,
     fill_missing,
     normalize_rows,
-    require_declared,
     validate_matrix,
 )
-from sordino.ledger import Account, Reservation
+from sordino.estimators.linear_mechanisms import noise_limited_learning_rate, train_weighted
 from sordino.mechanisms import PrivateSecondMoment, make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import GaussianBudget
-from sordino.training.averaging import TailWeightAverage
-from sordino.training.fit import fit as train
-from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.plan import Plan
 
 __all__ = ["WhitenedLogisticRegression", "row_chunks", "unit_rows_in_float32"]
 
@@ -87,13 +85,13 @@ def unit_rows_in_float32(X: Numbers, *, estimator: BaseEstimator, reset: bool) -
 Float32 = npt.NDArray[np.float32]
 
 _MOMENTUM = 0.9
-_MICROBATCH = 8192
 # Chosen on Fashion-MNIST: the noise that adds up in a weight over the run, and the rate that no noise asks for.
 _NOISE_PER_WEIGHT = 0.12
 _LARGEST_RATE = 50.0
 
 
-class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class WhitenedLogisticRegression(PrivateClassifier):
     """Multinomial logistic regression on features whitened by their own private covariance.
 
     When: features of a frozen public model, scattering coefficients, pixels: hundreds of correlated columns, where
@@ -137,52 +135,26 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         1.0
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        classes: Sequence[Hashable] | None = None,
-        dataset_size: int | None = None,
-        covariance_fraction: float = 0.3,
-        ridge: float = 0.5,
-        steps: int = 80,
-        max_grad_norm: float = 1.0,
-        intercept_scaling: float = 1.0,
-        learning_rate: float | None = None,
-        neighboring_relation: str = "add_or_remove_one",
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.dataset_size = dataset_size
-        self.covariance_fraction = covariance_fraction
-        self.ridge = ridge
-        self.steps = steps
-        self.max_grad_norm = max_grad_norm
-        self.intercept_scaling = intercept_scaling
-        self.learning_rate = learning_rate
-        self.neighboring_relation = neighboring_relation
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    dataset_size: int | None = None
+    covariance_fraction: float = 0.3
+    ridge: float = 0.5
+    steps: int = 80
+    max_grad_norm: float = 1.0
+    intercept_scaling: float = 1.0
+    learning_rate: float | None = None
+    neighboring_relation: str = "add_or_remove_one"
 
     def fit(self, X: Numbers, y: Labels) -> "WhitenedLogisticRegression":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         classes = declared_classes(self.classes)
-        neighboring_relation = NeighboringRelation(
-            checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
-        )
+        neighboring_relation = declared_relation(self.neighboring_relation)
         shared, plan = self._shares(neighboring_relation)
         ridge = checks.positive(ridge=self.ridge)
         rate = self._rate(plan)
         rng = self._randomness()
         constant = checks.positive(intercept_scaling=self.intercept_scaling)
         rows = unit_rows_in_float32(X, estimator=self, reset=True)
-        check_one_target_per_record(y, len(rows))
+        found, _ = self._labels(y, len(rows))
         columns = rows.shape[1]
         moments = PrivateSecondMoment(
             budget=shared, data_norm=1.0, columns=columns, neighboring_relation=neighboring_relation, rng=rng
@@ -190,7 +162,6 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         self._charge(
             [moments.event(), plan.event()], neighboring_relation=neighboring_relation, sampler=plan.sampler.describe()
         )
-        found = encode_labels(y, classes.tolist())
         present = found >= 0
         rows[~present] = 0.0
         self.classes_ = classes
@@ -200,20 +171,16 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         linear = nn.Linear(columns + 1, len(classes), bias=False)
         nn.init.zeros_(linear.weight)
         model = nn.Sequential(nn.ConstantPad1d((0, 1), constant), linear)
-        train(
+        train_weighted(
             model,
-            _weighted_loss,
-            (
-                torch.from_numpy(_whitened(rows, self.whitening_)),
-                torch.from_numpy(np.maximum(found, 0)),
-                torch.from_numpy(present.astype(np.float32)),
-            ),
-            plan,
+            lambda scores, targets: F.cross_entropy(scores, targets, reduction="none"),
+            torch.from_numpy(_whitened(rows, self.whitening_)),
+            torch.from_numpy(np.maximum(found, 0)),
+            present,
+            plan=plan,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=_MOMENTUM, nesterov=True),
-            performance=PerformanceOptions(microbatch_size=_MICROBATCH),
+            averaged_fraction=0.1,
             rng=rng,
-            averaging=TailWeightAverage(fraction=0.1),
-            progress=False,
         )
         self.coef_ = linear.weight.detach()[:, :columns].double().numpy()
         self.intercept_ = linear.weight.detach()[:, columns].double().numpy() * constant
@@ -226,12 +193,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         if not isinstance(whole, GaussianBudget):
             raise InvalidArgument("delta must be above 0, got 0. Gradient descent needs some δ > 0.")
         share = checks.probability(zero=False, one=False, covariance_fraction=self.covariance_fraction)
-        population = checks.integer(
-            1,
-            dataset_size=require_declared(
-                self.dataset_size, name="dataset_size", meaning="the public number of records"
-            ),
-        )
+        population = declared_size(self.dataset_size)
         steps = checks.integer(1, steps=self.steps)
         shared, rest = whole.split(share, 1 - share)
         plan = Plan(
@@ -248,9 +210,8 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
     def _rate(self, plan: Plan) -> float:
         if self.learning_rate is not None:
             return checks.positive(learning_rate=self.learning_rate)
-        a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size
         largest = _LARGEST_RATE / plan.step_plan(0).max_grad_norm
-        return min(largest, _NOISE_PER_WEIGHT / (a_step * math.sqrt(plan.steps)))
+        return min(largest, noise_limited_learning_rate(plan, _NOISE_PER_WEIGHT))
 
     def decision_function(self, X: Numbers) -> FloatArray:
         """Scores [n] of the second class, or [n, K]."""
@@ -259,20 +220,12 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         scores = _whitened(rows, self.whitening_).astype(np.float64) @ self.coef_.T + self.intercept_
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a missing entry is 0."""
-        scores = self.decision_function(X)
-        places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
-        return self.classes_[places]
+    _scores = decision_function
 
     def predict_proba(self, X: Numbers) -> FloatArray:
         """Class probabilities [n, K]."""
         scores = self.decision_function(X)
         return softmax(np.stack([np.zeros_like(scores), scores], axis=1) if scores.ndim == 1 else scores, axis=1)
-
-
-def _weighted_loss(module: nn.Module, rows: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-    return F.cross_entropy(module(rows), targets, reduction="none") * weight
 
 
 def _whitened(rows: Float32, whitening: FloatArray) -> Float32:

@@ -18,7 +18,6 @@ from sordino.data.discretization import TableDomain, TableSource
 from sordino.estimators.base import PrivateEstimator, require_declared
 from sordino.events import Event, ZeroConcentratedDP
 from sordino.installation import require
-from sordino.ledger import Account, Reservation
 from sordino.synthesis.graphical_model import GraphicalModel
 from sordino.synthesis.selection import ChargedMarginals, select_aim, select_independent, select_mst
 
@@ -56,6 +55,7 @@ class MeasuredMarginal:
     stddev: float
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TableSynthesizer(PrivateEstimator):
     """Learns the joint distribution of a table's columns privately, and draws synthetic records from it.
 
@@ -111,30 +111,11 @@ class TableSynthesizer(PrivateEstimator):
         2019 (graphical models of noisy marginals).
     """
 
-    def __init__(
-        self,
-        *,
-        schema: Schema | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        method: str = "aim",
-        degree: int | None = None,
-        bins: int = 20,
-        max_model_mb: float = 4.0,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.schema = schema
-        self.epsilon = epsilon
-        self.delta = delta
-        self.method = method
-        self.degree = degree
-        self.bins = bins
-        self.max_model_mb = max_model_mb
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    schema: Schema | None = None
+    method: str = "aim"
+    degree: int | None = None
+    bins: int = 20
+    max_model_mb: float = 4.0
 
     def planned_events(self) -> tuple[Event, ...]:
         """What a fit will charge: one event, ρ-zCDP with the largest ρ within (ε, δ). Checks all parameters."""

@@ -9,7 +9,6 @@ from sordino import accounting
 from sordino.accounting.base import flatten
 from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration, SordinoError
-from sordino.estimators import PrivateGridSearch
 from sordino.estimators.base import (
     Labels,
     PrivateEstimator,
@@ -19,8 +18,8 @@ from sordino.estimators.base import (
     independent_copy,
     validate_matrix,
 )
+from sordino.estimators.search import SEARCH_PARAMETERS, PrivateSearch
 from sordino.events import ApproximateDP, Event, Gaussian, PureDP, compose
-from sordino.ledger import Account, Reservation
 from sordino.mechanisms.base import Numbers
 from sordino.randomness import KeyedRNG
 from sordino.tuning.methods import Config, RandomStopping, SearchSpace
@@ -122,10 +121,10 @@ def _gaussian(events: Sequence[Event], neighboring_relation: NeighboringRelation
 
 
 _EXAMPLES = 3
-_OWN = {"epsilon", "delta", "random_state", "reproducible", "ledger"}
 
 
-class PrivateRandomSearch(PrivateGridSearch):
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateRandomSearch(PrivateSearch):
     """Fits an estimator with settings drawn from a space, a random number of times, and keeps the best one.
 
     Every fit reads all records and is judged by them: by the number of right answers, or for regressions by
@@ -168,30 +167,10 @@ class PrivateRandomSearch(PrivateGridSearch):
         Papernot, Steinke 2022; docs/proofs/tuning-profiles.md.
     """
 
-    def __init__(
-        self,
-        estimator: PrivateEstimator | None = None,
-        space: SearchSpace | Mapping[str, object] | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        mean: float = 20.0,
-        shape: float = 0.0,
-        score_noise: float = 30.0,
-        random_state: int | None = None,
-        reproducible: bool = False,
-        ledger: Account | Reservation | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.space = space
-        self.epsilon = epsilon
-        self.delta = delta
-        self.mean = mean
-        self.shape = shape
-        self.score_noise = score_noise
-        self.random_state = random_state
-        self.reproducible = reproducible
-        self.ledger = ledger
+    space: SearchSpace | Mapping[str, object] | None = field(default=None, kw_only=False)
+    mean: float = 20.0
+    shape: float = 0.0
+    score_noise: float = 30.0
 
     def fit(self, X: Numbers, y: Labels | Numbers) -> "PrivateRandomSearch":
         """Fit and choose, to records X [n, d] with targets y [n]; charged first, then read."""
@@ -225,7 +204,7 @@ class PrivateRandomSearch(PrivateGridSearch):
             model = runs.estimator(config, share)
             model.fit(X, y)  # pyright: ignore[reportAttributeAccessIssue]
             runs.check(model, share)
-            return model, self._right(model, X, y)
+            return model, self._score(model, X, y)
 
         tuned = tune(
             train,
@@ -258,7 +237,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         if self.space is None:
             raise MissingDeclaration("space must be declared, got None. Say how each parameter is drawn.")
         space = self.space if isinstance(self.space, SearchSpace) else SearchSpace(self.space)
-        taken = _OWN & set(space.priors)
+        taken = SEARCH_PARAMETERS & set(space.priors)
         if taken:
             raise InvalidArgument(
                 f"space must not hold {', '.join(sorted(taken))}: the search sets the budget. Leave it out."
@@ -272,8 +251,5 @@ class PrivateRandomSearch(PrivateGridSearch):
 
     def _build(self, config: Config, epsilon: float, delta: float, seed: int | None) -> PrivateEstimator:
         model = independent_copy(cast("PrivateEstimator", self.estimator))
-        known = model.get_params(deep=False)
         own = {"epsilon": epsilon, "delta": delta, "random_state": seed, "reproducible": seed is not None}
-        if "ledger" in known:
-            own["ledger"] = None
-        return model.set_params(**config, **own)
+        return model.set_params(**config, **own, ledger=None)
