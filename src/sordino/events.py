@@ -13,8 +13,9 @@ Example:
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import ClassVar
 
 from sordino import checks
@@ -69,6 +70,26 @@ __all__ = [
 EVENT_TYPES: dict[str, type["Event"]] = {}
 """Every kind of event by its name in JSON."""
 
+_RANGES: dict[str, Callable[..., object]] = {
+    "noise_multiplier": checks.non_negative,
+    "stddev": checks.non_negative,
+    "scale": checks.non_negative,
+    "epsilon": checks.non_negative,
+    "rho": checks.non_negative,
+    "mean": checks.positive,
+    "delta": checks.probability,
+    "sample_rate": checks.probability,
+    "count": partial(checks.integer, 0),
+    "epochs": partial(checks.integer, 0),
+    "sample_size": partial(checks.integer, 0),
+    "categories": partial(checks.integer, 2),
+    **dict.fromkeys(
+        ("dataset_size", "group_size", "max_batch_size", "participations", "projections", "steps", "steps_per_epoch"),
+        partial(checks.integer, 1),
+    ),
+}
+"""The range of every field that means the same in all events; what is special to an event is checked there."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
@@ -80,6 +101,14 @@ class Event:
         super().__init_subclass__()
         cls.kind = kind
         EVENT_TYPES[kind] = cls
+
+    def __post_init__(self) -> None:
+        """Check every field with a declared range; fields of events are stored as tuples."""
+        for name, value in vars(self).items():
+            if name == "events":
+                object.__setattr__(self, name, tuple(value))
+            elif name in _RANGES:
+                _RANGES[name](**{name: value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +129,6 @@ class Gaussian(Event, kind="gaussian"):
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        checks.non_negative(noise_multiplier=self.noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMixture(Event, kind="gaussian_mixture"):
@@ -117,7 +143,7 @@ class GaussianMixture(Event, kind="gaussian_mixture"):
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
         for name in ("sensitivities", "probabilities"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         for value in self.sensitivities:
@@ -143,19 +169,12 @@ class ProjectedGaussian(Event, kind="projected_gaussian"):
     noise_multiplier: float
     projections: int
 
-    def __post_init__(self) -> None:
-        checks.non_negative(noise_multiplier=self.noise_multiplier)
-        checks.integer(1, projections=self.projections)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Event, kind="laplace"):
     """Laplace noise of scale `noise_multiplier` × ℓ1 sensitivity."""
 
     noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        checks.non_negative(noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +189,6 @@ class PoissonSampled(Event, kind="poisson_sampled"):
     sample_rate: float
     event: Event
 
-    def __post_init__(self) -> None:
-        checks.probability(sample_rate=self.sample_rate)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampledWithoutReplacement(Event, kind="sampled_without_replacement"):
@@ -183,8 +199,7 @@ class SampledWithoutReplacement(Event, kind="sampled_without_replacement"):
     event: Event
 
     def __post_init__(self) -> None:
-        checks.integer(1, dataset_size=self.dataset_size)
-        checks.integer(0, sample_size=self.sample_size)
+        super().__post_init__()
         if self.sample_size > self.dataset_size:
             raise InvalidArgument(
                 f"sample_size must be ≤ dataset_size ({self.dataset_size}), got {self.sample_size}. Draw fewer records."
@@ -199,10 +214,6 @@ class SampledWithReplacement(Event, kind="sampled_with_replacement"):
     sample_size: int
     event: Event
 
-    def __post_init__(self) -> None:
-        checks.integer(1, dataset_size=self.dataset_size)
-        checks.integer(0, sample_size=self.sample_size)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonSampled(Event, kind="truncated_poisson_sampled"):
@@ -213,11 +224,6 @@ class TruncatedPoissonSampled(Event, kind="truncated_poisson_sampled"):
     max_batch_size: int
     event: Event
 
-    def __post_init__(self) -> None:
-        checks.probability(sample_rate=self.sample_rate)
-        checks.integer(1, dataset_size=self.dataset_size)
-        checks.integer(1, max_batch_size=self.max_batch_size)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPoissonSampled(Event, kind="group_poisson_sampled"):
@@ -226,10 +232,6 @@ class GroupPoissonSampled(Event, kind="group_poisson_sampled"):
     sample_rate: float
     group_size: int
     event: Event
-
-    def __post_init__(self) -> None:
-        checks.probability(sample_rate=self.sample_rate)
-        checks.integer(1, group_size=self.group_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +244,6 @@ class ShuffledEpochs(Event, kind="shuffled_epochs"):
     epochs: int
     steps_per_epoch: int
     event: Event
-
-    def __post_init__(self) -> None:
-        checks.integer(0, epochs=self.epochs)
-        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +259,7 @@ class RandomAllocation(Event, kind="random_allocation"):
     event: Event
 
     def __post_init__(self) -> None:
-        checks.integer(1, steps=self.steps)
-        checks.integer(1, participations=self.participations)
-        checks.integer(0, epochs=self.epochs)
+        super().__post_init__()
         if self.participations > self.steps:
             raise InvalidArgument(
                 f"participations must be ≤ steps ({self.steps}), got {self.participations}. Use fewer participations."
@@ -282,7 +278,7 @@ class MatrixGaussian(Event, kind="matrix_gaussian"):
     sensitivity: float
 
     def __post_init__(self) -> None:
-        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
         checks.non_negative(sensitivity=self.sensitivity)
 
 
@@ -294,7 +290,7 @@ class DiscreteGaussian(Event, kind="discrete_gaussian"):
     sensitivity: int
 
     def __post_init__(self) -> None:
-        checks.non_negative(stddev=self.stddev)
+        super().__post_init__()
         checks.integer(1, sensitivity=self.sensitivity)
 
 
@@ -306,7 +302,7 @@ class DiscreteLaplace(Event, kind="discrete_laplace"):
     sensitivity: int
 
     def __post_init__(self) -> None:
-        checks.non_negative(scale=self.scale)
+        super().__post_init__()
         checks.integer(1, sensitivity=self.sensitivity)
 
 
@@ -316,9 +312,6 @@ class PureDP(Event, kind="pure_dp"):
 
     epsilon: float
 
-    def __post_init__(self) -> None:
-        checks.non_negative(epsilon=self.epsilon)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ApproximateDP(Event, kind="approximate_dp"):
@@ -327,19 +320,12 @@ class ApproximateDP(Event, kind="approximate_dp"):
     epsilon: float
     delta: float
 
-    def __post_init__(self) -> None:
-        checks.non_negative(epsilon=self.epsilon)
-        checks.probability(delta=self.delta)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroConcentratedDP(Event, kind="zero_concentrated_dp"):
     """Any ρ-zCDP mechanism (Bun and Steinke 2016); only its ρ is known."""
 
     rho: float
-
-    def __post_init__(self) -> None:
-        checks.non_negative(rho=self.rho)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,10 +334,6 @@ class RandomizedResponse(Event, kind="randomized_response"):
 
     epsilon: float
     categories: int
-
-    def __post_init__(self) -> None:
-        checks.non_negative(epsilon=self.epsilon)
-        checks.integer(2, categories=self.categories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,9 +344,6 @@ class BoundedRange(Event, kind="bounded_range"):
     """
 
     epsilon: float
-
-    def __post_init__(self) -> None:
-        checks.non_negative(epsilon=self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,8 +362,8 @@ class RepeatAndSelect(Event, kind="repeat_and_select"):
     shape: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.one_of(("poisson", "negative_binomial", "threshold"), distribution=self.distribution)
-        checks.positive(mean=self.mean)
         checks.in_range(-1, 1e6, shape=self.shape)
         if self.shape <= -1:
             raise InvalidArgument(f"shape must be > −1, got {self.shape!r}. Take 0 (logarithmic) or 1 (geometric).")
@@ -398,9 +377,6 @@ class ParallelComposed(Event, kind="parallel_composed"):
 
     events: tuple[Event, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "events", tuple(self.events))
-
 
 @dataclass(frozen=True, kw_only=True)
 class SelfComposed(Event, kind="self_composed"):
@@ -409,18 +385,12 @@ class SelfComposed(Event, kind="self_composed"):
     event: Event
     count: int
 
-    def __post_init__(self) -> None:
-        checks.integer(0, count=self.count)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Composed(Event, kind="composed"):
     """All `events`, one after the other, each with fresh randomness; later ones may see earlier results."""
 
     events: tuple[Event, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "events", tuple(self.events))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ Example:
 """
 
 import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -62,17 +63,70 @@ class Microbatch:
         """Number of records in the chunk. Under Poisson sampling it is private."""
         return len(self.indices)
 
-    def only(self, places: list[int]) -> "Microbatch":
-        """The same chunk with only some of its records, by their places in it."""
-        return replace(self, indices=self.indices[places])
+    def only(self, positions: list[int]) -> "Microbatch":
+        """The same chunk with only some of its records, by their positions in it."""
+        return replace(self, indices=self.indices[positions])
 
     def at_step(self, step: int) -> "Microbatch":
         """The same chunk as a part of batch number `step`."""
         return replace(self, step=step)
 
 
+class _StepSampler(ABC):
+    """A sampler whose batches are drawn one by one, each at its own cost."""
+
+    @abstractmethod
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
+        """Sorted int64 indices of the records in batch `step`."""
+
+    def num_charges(self, steps: int) -> int:
+        """How many events are spent in `steps` steps: one a step."""
+        return steps
+
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
+        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
+
+
 @dataclass(frozen=True, kw_only=True)
-class PoissonSampling:
+class _EpochSampler(ABC):
+    """A sampler of whole epochs: an epoch costs one event, and so does one that is broken off."""
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
+
+    def event(self, event: Event) -> Event:
+        """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
+        return event
+
+    def num_charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
+        return math.ceil(steps / self.steps_per_epoch)
+
+    @abstractmethod
+    def deal(self, *, dataset_size: int, epoch: int, rng: KeyedRNG) -> Sequence[np.ndarray]:
+        """The batches of an epoch, indices in any order; each is taken when its step comes."""
+
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
+        """Sorted int64 indices of the records in batch `step`."""
+        return next(self.batches(dataset_size=dataset_size, first_step=step, steps=1, rng=rng))
+
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
+        """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
+        dataset_size = checks.integer(0, dataset_size=dataset_size)
+        dealt_epoch, dealt = -1, ()
+        for step in range(first_step, first_step + steps):
+            epoch, index = divmod(step, self.steps_per_epoch)
+            if epoch != dealt_epoch:
+                dealt_epoch, dealt = epoch, self.deal(dataset_size=dataset_size, epoch=epoch, rng=rng)
+            yield np.sort(dealt[index]).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampling(_StepSampler):
     """Each record joins each batch independently with probability `sample_rate`.
 
     Guarantee: with `sample_rate` q, a step that is ``event`` on its batch is ``PoissonSampled(q, event)`` on the
@@ -97,15 +151,6 @@ class PoissonSampling:
     def event(self, event: Event) -> Event:
         """The event on the whole dataset of a step that is `event` on its batch."""
         return event if self.sample_rate == 1 else PoissonSampled(sample_rate=self.sample_rate, event=event)
-
-    def num_charges(self, steps: int) -> int:
-        """How many times `event` is spent in `steps` steps: once a step."""
-        return steps
-
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
-        for step in range(first_step, first_step + steps):
-            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
     def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices, shape (b,), of the records in batch `step` out of `dataset_size` records.
@@ -132,7 +177,7 @@ class PoissonSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduledPoissonSampling:
+class ScheduledPoissonSampling(_StepSampler):
     """Poisson sampling whose rate is planned step by step: the dynamic batch size.
 
     Guarantee: batch t is drawn as by ``PoissonSampling(rate(t))``, and costs what that says. The rates are fixed before
@@ -148,22 +193,13 @@ class ScheduledPoissonSampling:
         """The sampler as it is written in a guarantee."""
         return "Poisson sampling at planned rates"
 
-    def num_charges(self, steps: int) -> int:
-        """How many events are spent in `steps` steps: one a step."""
-        return steps
-
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
-        for step in range(first_step, first_step + steps):
-            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
-
     def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
         return PoissonSampling(sample_rate=self.rate(step)).draw(dataset_size=dataset_size, step=step, rng=rng)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShuffledSampling:
+class ShuffledSampling(_EpochSampler):
     """Each epoch shuffles the records and deals them into `steps_per_epoch` disjoint batches of nearly equal size.
 
     Guarantee: a record is in exactly one batch of an epoch, so when each batch is one ``event``, a whole epoch is one
@@ -178,42 +214,18 @@ class ShuffledSampling:
         McSherry 2009, theorem 4 (parallel composition), for neighbors that replace a record.
     """
 
-    steps_per_epoch: int
-
-    def __post_init__(self) -> None:
-        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
-
     def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return "shuffled epochs without amplification"
 
-    def event(self, event: Event) -> Event:
-        """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
-        return event
-
-    def num_charges(self, steps: int) -> int:
-        """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
-        return math.ceil(steps / self.steps_per_epoch)
-
-    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
-        """Sorted int64 indices of the records in batch `step`."""
-        return next(self.batches(dataset_size=dataset_size, first_step=step, steps=1, rng=rng))
-
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
-        dataset_size = checks.integer(0, dataset_size=dataset_size)
-        epoch, order = -1, np.empty(0, dtype=np.int64)
-        for step in range(first_step, first_step + steps):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                order = np.argsort(rng.stream("shuffle", step=epoch).integers64(dataset_size), kind="stable")
-            place = step % self.steps_per_epoch
-            start, end = (dataset_size * (place + side) // self.steps_per_epoch for side in (0, 1))
-            yield np.sort(order[start:end]).astype(np.int64)
+    def deal(self, *, dataset_size: int, epoch: int, rng: KeyedRNG) -> list[np.ndarray]:
+        """The shuffled records, cut into batches."""
+        order = np.argsort(rng.stream("shuffle", step=epoch).integers64(dataset_size), kind="stable")
+        return [order[start:end] for start, end in even_borders(dataset_size, self.steps_per_epoch)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicPoissonSampling:
+class CyclicPoissonSampling(_StepSampler):
     """Record number i is in group i mod `groups`; step t draws each member of group t mod `groups` independently.
 
     When: noise is correlated over at most `groups` steps: a record is in at most one step of a cycle.
@@ -255,11 +267,6 @@ class CyclicPoissonSampling:
         """How many times `event` is spent in `steps` steps: once for each cycle begun."""
         return math.ceil(steps / self.groups)
 
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
-        for step in range(first_step, first_step + steps):
-            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
-
     def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
         group = step % self.groups
@@ -268,7 +275,7 @@ class CyclicPoissonSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedBatchSampling:
+class FixedBatchSampling(_EpochSampler):
     """Record number i is in batch i mod `steps_per_epoch` of every epoch: the same batches in the same order.
 
     When: noise is correlated over an epoch's steps, and nothing should be claimed from sampling. Nothing is random, so
@@ -281,36 +288,18 @@ class FixedBatchSampling:
         steps_per_epoch: number of batches an epoch, ≥ 1; 1 takes all records in every step.
     """
 
-    steps_per_epoch: int
-
-    def __post_init__(self) -> None:
-        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
-
     def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return f"{self.steps_per_epoch} fixed batches by record number"
 
-    def event(self, event: Event) -> Event:
-        """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
-        return event
-
-    def num_charges(self, steps: int) -> int:
-        """How many times `event` is spent in `steps` steps when they are independent: once for each epoch begun."""
-        return math.ceil(steps / self.steps_per_epoch)
-
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, `first_step` + 1, …, `steps` of them."""
-        for step in range(first_step, first_step + steps):
-            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
-
-    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:  # noqa: ARG002
-        """Sorted int64 indices of the records in batch `step`."""
-        dataset_size = checks.integer(0, dataset_size=dataset_size)
-        return np.arange(step % self.steps_per_epoch, dataset_size, self.steps_per_epoch, dtype=np.int64)
+    def deal(self, *, dataset_size: int, epoch: int, rng: KeyedRNG) -> list[np.ndarray]:  # noqa: ARG002
+        """Records by their number alone."""
+        count = self.steps_per_epoch
+        return [np.arange(batch, dataset_size, count, dtype=np.int64) for batch in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSizeSampling:
+class FixedSizeSampling(_StepSampler):
     """Each batch has `batch_size` records, drawn uniformly from `dataset_size` without or with replacement.
 
     Guarantee: a step that is ``event`` on its batch is ``SampledWithoutReplacement(dataset_size, batch_size, event)``,
@@ -349,10 +338,6 @@ class FixedSizeSampling:
         sampled = SampledWithReplacement if self.with_replacement else SampledWithoutReplacement
         return sampled(dataset_size=self.dataset_size, sample_size=self.batch_size, event=event)
 
-    def num_charges(self, steps: int) -> int:
-        """How many times `event` is spent in `steps` steps: once a step."""
-        return steps
-
     def check_dataset_size(self, dataset_size: int) -> None:
         """Refuse a dataset of another size: the rate of draws would be another one.
 
@@ -364,11 +349,6 @@ class FixedSizeSampling:
                 f"dataset_size must be the number of records (or units) that batches are drawn from, {dataset_size}, "
                 f"got {self.dataset_size} in the plan. Make the plan for this dataset."
             )
-
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
-        for step in range(first_step, first_step + steps):
-            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
     def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices, shape (batch_size,), of the records in batch `step`.
@@ -411,7 +391,7 @@ def _distinct_below(stream: RandomStream, bound: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomAllocationSampling:
+class RandomAllocationSampling(_EpochSampler):
     """In each epoch every record joins `participations` of `steps_per_epoch` batches, chosen uniformly by itself.
 
     One participation is balls in bins: each record falls into one batch of the epoch. Batch sizes are random, secret.
@@ -429,11 +409,10 @@ class RandomAllocationSampling:
         Chua et al. 2025, "Balls-and-bins sampling for DP-SGD"; Feldman, Shenfeld 2025.
     """
 
-    steps_per_epoch: int
     participations: int = 1
 
     def __post_init__(self) -> None:
-        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
+        super().__post_init__()
         checks.integer(1, participations=self.participations)
         if self.participations > self.steps_per_epoch:
             raise InvalidArgument(
@@ -451,26 +430,12 @@ class RandomAllocationSampling:
         """The event on the whole dataset of an epoch whose every step is `event` on its batch."""
         return RandomAllocation(steps=self.steps_per_epoch, participations=self.participations, epochs=1, event=event)
 
-    def num_charges(self, steps: int) -> int:
-        """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
-        return math.ceil(steps / self.steps_per_epoch)
-
-    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
-        """Sorted int64 indices of the records in batch `step`."""
-        return next(self.batches(dataset_size=dataset_size, first_step=step, steps=1, rng=rng))
-
-    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
-        """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
-        dataset_size = checks.integer(0, dataset_size=dataset_size)
-        epoch, order, borders = -1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        for step in range(first_step, first_step + steps):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                chosen = self._chosen(dataset_size, rng.stream("allocation", step=epoch))
-                order = np.argsort(chosen, axis=None, kind="stable") // self.participations
-                borders = np.searchsorted(np.sort(chosen, axis=None), np.arange(self.steps_per_epoch + 1))
-            place = step % self.steps_per_epoch
-            yield np.sort(order[borders[place] : borders[place + 1]]).astype(np.int64)
+    def deal(self, *, dataset_size: int, epoch: int, rng: KeyedRNG) -> list[np.ndarray]:
+        """Every record in the batches that it chose."""
+        chosen = self._chosen(dataset_size, rng.stream("allocation", step=epoch))
+        order = np.argsort(chosen, axis=None, kind="stable") // self.participations
+        ends = np.searchsorted(np.sort(chosen, axis=None), np.arange(1, self.steps_per_epoch))
+        return np.split(order, ends)
 
     def _chosen(self, records: int, stream: RandomStream) -> np.ndarray:
         """The batches of each record, shape (records, participations): Floyd's uniform subsets, one for each row."""
