@@ -4,7 +4,6 @@ A *strategy* is the correlation, a *participation* says in which steps one recor
 noise and an event, and its stream adds the noise to tensors. Only the stream loads torch.
 """
 
-from sordino.mechanisms.correlated.dense_strategies import BinaryTree, DenseStrategy, optimize_dense, tree_sensitivity
 from sordino.mechanisms.correlated.mechanism import (
     CorrelatedGaussianMechanism,
     participation_from_dict,
@@ -33,11 +32,15 @@ from sordino.mechanisms.correlated.sensitivity import (
 from sordino.mechanisms.correlated.strategies import (
     BandedInverse,
     BandedToeplitz,
+    BinaryTree,
     BufferedToeplitz,
+    DenseStrategy,
     IndependentNoise,
     Strategy,
     noise_matrix,
+    optimize_dense,
     square_root_coefficients,
+    tree_sensitivity,
 )
 
 __all__ = [

@@ -10,7 +10,6 @@ import numpy as np
 from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Composed, Event, Gaussian, MatrixGaussian, NoOp, PoissonSampled, SelfComposed
-from sordino.mechanisms.correlated.dense_strategies import BinaryTree, DenseStrategy
 from sordino.mechanisms.correlated.sensitivity import (
     CyclicPoisson,
     FixedEpochOrder,
@@ -22,7 +21,9 @@ from sordino.mechanisms.correlated.sensitivity import (
 from sordino.mechanisms.correlated.strategies import (
     BandedInverse,
     BandedToeplitz,
+    BinaryTree,
     BufferedToeplitz,
+    DenseStrategy,
     IndependentNoise,
     Strategy,
     strategy_digest,

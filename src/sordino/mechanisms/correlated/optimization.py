@@ -11,7 +11,7 @@ References:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -301,21 +301,8 @@ def choose_correlated_noise(
             noise_multiplier=1.0,
             l2_sensitivity=l2_sensitivity,
         )
-        choices.append(_calibrated(draft, calibrate, momentum))
+        noise = calibrate(lambda noise, draft=draft: replace(draft, noise_multiplier=noise).event())
+        mechanism = replace(draft, noise_multiplier=noise)
+        error = mechanism.stddev * math.sqrt(float(np.mean(prefix_variances(draft.strategy, momentum=momentum))))
+        choices.append(NoiseCandidate(bands=draft.strategy.bands, mechanism=mechanism, error=error))
     return tuple(sorted(choices, key=lambda choice: choice.error))
-
-
-def _calibrated(
-    draft: CorrelatedGaussianMechanism, calibrate: Callable[[Callable[[float], Event]], float], momentum: float
-) -> NoiseCandidate:
-    def with_noise(noise_multiplier: float) -> CorrelatedGaussianMechanism:
-        return CorrelatedGaussianMechanism(
-            strategy=draft.strategy,
-            participation=draft.participation,
-            noise_multiplier=noise_multiplier,
-            l2_sensitivity=draft.l2_sensitivity,
-        )
-
-    mechanism = with_noise(calibrate(lambda noise_multiplier: with_noise(noise_multiplier).event()))
-    error = mechanism.stddev * math.sqrt(float(np.mean(prefix_variances(draft.strategy, momentum=momentum))))
-    return NoiseCandidate(bands=draft.strategy.bands, mechanism=mechanism, error=error)

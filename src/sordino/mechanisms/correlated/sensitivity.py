@@ -11,8 +11,12 @@ import numpy as np
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.correlated.dense_strategies import BinaryTree, tree_sensitivity
-from sordino.mechanisms.correlated.strategies import FloatArray, Strategy
+from sordino.mechanisms.correlated.strategies import (
+    BinaryTree,
+    FloatArray,
+    Strategy,
+    tree_sensitivity,
+)
 
 __all__ = [
     "CyclicPoisson",

@@ -1,4 +1,4 @@
-"""Strategies of correlated noise whose matrix is Toeplitz: independent, banded, banded inverse, buffered.
+"""Strategies of correlated noise: independent, banded, banded inverse, buffered, dense, and the binary tree.
 
 A strategy is an invertible lower-triangular matrix C, steps × steps. The noise of the steps is X = C⁻¹Z for
 white Z, so that the noisy gradients are C⁻¹(CG + Z): private as the Gaussian mechanism on CG, useful because sums
@@ -11,9 +11,11 @@ References:
 """
 
 import hashlib
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +26,22 @@ from sordino.errors import InvalidArgument
 __all__ = [
     "BandedInverse",
     "BandedToeplitz",
+    "BinaryTree",
     "BufferedToeplitz",
+    "DenseStrategy",
     "FloatArray",
     "IndependentNoise",
     "Recurrence",
     "Strategy",
     "noise_matrix",
+    "optimize_dense",
     "prefix_workload",
     "ratio",
     "series_product",
     "square_root_coefficients",
     "strategy_digest",
     "toeplitz",
+    "tree_sensitivity",
 ]
 
 
@@ -112,48 +118,47 @@ class Recurrence:
     decay: FloatArray | None = None
 
 
-@runtime_checkable
-class Strategy(Protocol):
-    """What every strategy knows."""
+class Strategy(ABC):
+    """What every strategy knows; those whose matrix is Toeplitz give its first column and that of its inverse."""
+
+    steps: int
+    """Number of rows and columns."""
 
     @property
-    def steps(self) -> int:
-        """Number of rows and columns."""
-        ...
-
-    @property
+    @abstractmethod
     def bands(self) -> int:
         """C[i, j] = 0 for i − j ≥ bands."""
-        ...
 
     @property
+    @abstractmethod
     def buffers(self) -> int:
         """How many past tensors the stream holds."""
-        ...
+
+    @abstractmethod
+    def recurrence(self, step: int) -> Recurrence:
+        """How the noise of `step` is made."""
 
     def column(self) -> FloatArray | None:
         """First column of C if C is Toeplitz, otherwise None."""
-        ...
+        return None
 
     def noise_column(self) -> FloatArray | None:
         """First column of C⁻¹ if C is Toeplitz, otherwise None."""
-        ...
+        return None
 
     def matrix(self) -> FloatArray:
         """C, shape (steps, steps)."""
-        ...
-
-    def recurrence(self, step: int) -> Recurrence:
-        """How the noise of `step` is made."""
-        ...
+        column = self.column()
+        assert column is not None
+        return toeplitz(column)
 
     def leading(self, steps: int) -> "Strategy":
         """The strategy of the first `steps` steps: the leading block of C."""
-        ...
+        return replace(cast("Any", self), steps=steps)
 
     def numbers(self) -> FloatArray:
         """All numbers that define C, besides its kind and steps."""
-        ...
+        return np.empty(0)
 
 
 def noise_matrix(strategy: Strategy) -> FloatArray:
@@ -188,7 +193,7 @@ def square_root_coefficients(count: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndependentNoise:
+class IndependentNoise(Strategy):
     """C = I: the noise of DP-SGD, a fresh draw every step."""
 
     steps: int
@@ -210,29 +215,61 @@ class IndependentNoise:
         """First column of C."""
         return _padded((1.0,), self.steps)
 
-    def noise_column(self) -> FloatArray:
-        """First column of C⁻¹."""
-        return _padded((1.0,), self.steps)
-
-    def matrix(self) -> FloatArray:
-        """C."""
-        return np.eye(self.steps)
+    noise_column = column
 
     def recurrence(self, step: int) -> Recurrence:  # noqa: ARG002
         """The draw itself."""
         return Recurrence(gain=1.0, read=np.empty(0))
 
-    def leading(self, steps: int) -> "IndependentNoise":
-        """Fewer steps of the same."""
-        return replace(self, steps=steps)
+
+@dataclass(frozen=True, kw_only=True)
+class _Banded(Strategy):
+    """A strategy by the diagonal and some bands below of C or of C⁻¹; a ring holds what the bands multiply."""
+
+    coefficients: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps=self.steps)
+        values = tuple(float(value) for value in self.coefficients)
+        if not 1 <= len(values) <= self.steps or not np.isfinite(values).all() or values[0] <= 0:
+            raise InvalidArgument(
+                f"coefficients must be 1 to {self.steps} finite numbers with the first > 0, got {len(values)} of them. "
+                "Use at most one for each step."
+            )
+        object.__setattr__(self, "coefficients", values)
+
+    @property
+    def buffers(self) -> int:
+        """One less than the coefficients."""
+        return len(self.coefficients) - 1
+
+    def _given(self) -> FloatArray:
+        """First column of the matrix whose bands are given."""
+        return _padded(self.coefficients, self.steps)
+
+    def _inverse(self) -> FloatArray:
+        """First column of its inverse, the reciprocal series."""
+        return ratio(np.ones(1), self.numbers(), self.steps)
+
+    def _ring(self, step: int) -> tuple[FloatArray, int | None]:
+        """Weights of the last values (value t lies in slot t mod size), and the slot of the next one."""
+        read = np.zeros(self.buffers)
+        for back in range(1, min(self.buffers, step) + 1):
+            read[(step - back) % self.buffers] = self.coefficients[back]
+        return read, step % self.buffers if self.buffers else None
+
+    def leading(self, steps: int) -> "Strategy":
+        """Fewer steps of the same; bands beyond them fall away."""
+        return replace(self, coefficients=self.coefficients[:steps], steps=steps)
 
     def numbers(self) -> FloatArray:
-        """No number is free."""
-        return np.empty(0)
+        """The coefficients."""
+        return np.asarray(self.coefficients, dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandedToeplitz:
+class BandedToeplitz(_Banded):
     """C has `coefficients` on its main diagonal and the ones below: x_t = (z_t − Σ_j c_j x_{t−j})/c₀.
 
     The stream holds the last bands − 1 noises. Columns that are `bands` or more apart are orthogonal, which is what
@@ -247,51 +284,22 @@ class BandedToeplitz:
         [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.0, 0.5, 1.0]]
     """
 
-    coefficients: tuple[float, ...]
-    steps: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficients", _checked(self.coefficients, self.steps))
+    column, noise_column = _Banded._given, _Banded._inverse
 
     @property
     def bands(self) -> int:
         """Number of coefficients."""
         return len(self.coefficients)
 
-    @property
-    def buffers(self) -> int:
-        """One less than bands."""
-        return self.bands - 1
-
-    def column(self) -> FloatArray:
-        """First column of C."""
-        return _padded(self.coefficients, self.steps)
-
-    def noise_column(self) -> FloatArray:
-        """First column of C⁻¹, the reciprocal series."""
-        return ratio(np.ones(1), self.numbers(), self.steps)
-
-    def matrix(self) -> FloatArray:
-        """C."""
-        return toeplitz(self.column())
-
     def recurrence(self, step: int) -> Recurrence:
         """A ring of past noises; the oldest, just read, is overwritten."""
         first = self.coefficients[0]
-        read, slot = _ring(self.coefficients, step)
+        read, slot = self._ring(step)
         return Recurrence(gain=1.0 / first, read=-read / first, slot=slot)
-
-    def leading(self, steps: int) -> "BandedToeplitz":
-        """Fewer steps of the same; bands beyond them fall away."""
-        return BandedToeplitz(coefficients=self.coefficients[:steps], steps=steps)
-
-    def numbers(self) -> FloatArray:
-        """The coefficients."""
-        return np.asarray(self.coefficients, dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandedInverse:
+class BandedInverse(_Banded):
     """C⁻¹ has `coefficients` on its main diagonal and the ones below: x_t = Σ_j m_j z_{t−j}.
 
     The stream holds the last draws. C itself is a full triangle.
@@ -301,11 +309,7 @@ class BandedInverse:
         steps: ≥ 1.
     """
 
-    coefficients: tuple[float, ...]
-    steps: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficients", _checked(self.coefficients, self.steps))
+    column, noise_column = _Banded._inverse, _Banded._given
 
     @classmethod
     def square_root(cls, *, bands: int, steps: int) -> "BandedInverse":
@@ -318,39 +322,14 @@ class BandedInverse:
         """All of them."""
         return self.steps if len(self.coefficients) > 1 else 1
 
-    @property
-    def buffers(self) -> int:
-        """One less than the coefficients."""
-        return len(self.coefficients) - 1
-
-    def column(self) -> FloatArray:
-        """First column of C, the reciprocal series."""
-        return ratio(np.ones(1), self.numbers(), self.steps)
-
-    def noise_column(self) -> FloatArray:
-        """First column of C⁻¹."""
-        return _padded(self.coefficients, self.steps)
-
-    def matrix(self) -> FloatArray:
-        """C."""
-        return toeplitz(self.column())
-
     def recurrence(self, step: int) -> Recurrence:
         """A ring of past draws; the oldest, just read, is overwritten."""
-        read, slot = _ring(self.coefficients, step)
+        read, slot = self._ring(step)
         return Recurrence(gain=self.coefficients[0], read=read, slot=slot, keep="draw")
-
-    def leading(self, steps: int) -> "BandedInverse":
-        """Fewer steps of the same."""
-        return BandedInverse(coefficients=self.coefficients[:steps], steps=steps)
-
-    def numbers(self) -> FloatArray:
-        """The coefficients."""
-        return np.asarray(self.coefficients, dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferedToeplitz:
+class BufferedToeplitz(Strategy):
     """C's first column is 1, then Σ_i ω_i θ_i^(k−1): a few buffers, each forgetting at its own rate, for any length.
 
     x_t = z_t − Σ_i ω_i s_i, then s_i ← θ_i s_i + x_t.
@@ -406,30 +385,13 @@ class BufferedToeplitz:
             below += scale * others
         return ratio(above, below, self.steps)
 
-    def matrix(self) -> FloatArray:
-        """C."""
-        return toeplitz(self.column())
-
     def recurrence(self, step: int) -> Recurrence:  # noqa: ARG002
         """Every buffer decays and takes the new noise in."""
         return Recurrence(gain=1.0, read=-np.asarray(self.scales), decay=np.asarray(self.decays))
 
-    def leading(self, steps: int) -> "BufferedToeplitz":
-        """Fewer steps of the same."""
-        return replace(self, steps=steps)
-
     def numbers(self) -> FloatArray:
         """Decays, then scales."""
         return np.asarray([*self.decays, *self.scales], dtype=np.float64)
-
-
-def _ring(coefficients: Sequence[float], step: int) -> tuple[FloatArray, int | None]:
-    """Weights of a ring of the last values (value t lies in slot t mod size), and the slot of the next one."""
-    size = len(coefficients) - 1
-    read = np.zeros(size)
-    for back in range(1, min(size, step) + 1):
-        read[(step - back) % size] = coefficients[back]
-    return read, step % size if size else None
 
 
 def _padded(values: Sequence[float], steps: int) -> FloatArray:
@@ -438,12 +400,252 @@ def _padded(values: Sequence[float], steps: int) -> FloatArray:
     return column
 
 
-def _checked(coefficients: Sequence[float], steps: int) -> tuple[float, ...]:
-    checks.integer(1, steps=steps)
-    values = tuple(float(value) for value in coefficients)
-    if not 1 <= len(values) <= steps or not np.isfinite(values).all() or values[0] <= 0:
-        raise InvalidArgument(
-            f"coefficients must be 1 to {steps} finite numbers with the first > 0, got {len(values)} of them. "
-            "Use at most one for each step."
+# ----------------------------------------------------------------------------------------------------------------------
+# Dense strategies: the best matrix for few steps, whatever its shape.
+#
+# The optimum minimizes tr(AᵀA X⁻¹), the summed variance of the workload A, over X = CᵀC of sensitivity 1. At the
+# optimum X⁻¹AᵀAX⁻¹ = Λ lives where X is held fixed, so X = Λ^(−1/2) (Λ^(1/2) AᵀA Λ^(1/2))^(1/2) Λ^(−1/2); iterating
+# that equation finds it. For several epochs the columns that one record reaches are held orthogonal, and their squared
+# norms add up to 1.
+#
+# References:
+#     Denisov et al. 2022, theorem 3.2 (fixed point). Choquette-Choo, McMahan, Rush, Thakurta 2022 (several epochs).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DenseStrategy(Strategy):
+    """Any lower-triangular C with a positive diagonal; the stream holds as many noises as C has bands below.
+
+    Args:
+        coefficients: C, shape (steps, steps).
+    """
+
+    coefficients: FloatArray
+
+    def __post_init__(self) -> None:
+        matrix = np.array(self.coefficients, dtype=np.float64)
+        fits = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0 and bool(np.isfinite(matrix).all())
+        if not fits or bool(np.triu(matrix, 1).any()) or bool((np.diag(matrix) <= 0).any()):
+            raise InvalidArgument(
+                f"coefficients must be a lower-triangular square matrix with diagonal > 0, got shape {matrix.shape}. "
+                "Put the QR or Cholesky factor here."
+            )
+        matrix.setflags(write=False)
+        object.__setattr__(self, "coefficients", matrix)
+        object.__setattr__(self, "steps", len(matrix))
+
+    @property
+    def bands(self) -> int:
+        """Counted in the matrix."""
+        rows, columns = np.nonzero(self.coefficients)
+        return int((rows - columns).max()) + 1
+
+    @property
+    def buffers(self) -> int:
+        """One less than bands."""
+        return self.bands - 1
+
+    def matrix(self) -> FloatArray:
+        """C."""
+        return self.coefficients
+
+    def recurrence(self, step: int) -> Recurrence:
+        """Forward substitution: x_t = (z_t − Σ_{s<t} C[t, s] x_s)/C[t, t]."""
+        size, row = self.buffers, self.coefficients[step]
+        read = np.zeros(size)
+        for back in range(1, min(size, step) + 1):
+            read[(step - back) % size] = -row[step - back] / row[step]
+        return Recurrence(gain=1.0 / row[step], read=read, slot=step % size if size else None)
+
+    def leading(self, steps: int) -> "Strategy":
+        """The leading block."""
+        return replace(self, coefficients=self.coefficients[:steps, :steps])
+
+    def numbers(self) -> FloatArray:
+        """The matrix."""
+        return self.coefficients.ravel()
+
+
+def optimize_dense(steps: int, *, epochs: int = 1, momentum: float = 0.0, tolerance: float = 1e-10) -> DenseStrategy:
+    """The strategy of sensitivity 1 with the least mean squared error on prefix sums.
+
+    Args:
+        steps: a multiple of `epochs`; the time grows with its cube, 256 takes seconds.
+        epochs: passes over batches that come in the same order every epoch (`FixedEpochOrder`).
+        momentum: of the optimizer, in [0, 1).
+        tolerance: relative change at which the iteration ends, at most 5000 rounds.
+
+    Returns:
+        The lower-triangular factor C of the optimal X = CᵀC.
+
+    Example:
+        >>> optimize_dense(2).matrix().round(4).tolist()
+        [[0.9242, 0.0], [0.382, 1.0]]
+    """
+    if checks.integer(1, steps=steps) % checks.integer(1, epochs=epochs):
+        raise InvalidArgument(f"steps must be a multiple of epochs ({epochs}), got {steps}. Pad the last epoch.")
+    workload = toeplitz(prefix_workload(steps, momentum=momentum))
+    gram = workload.T @ workload
+    held = np.subtract.outer(np.arange(steps), np.arange(steps)) % (steps // epochs) == 0
+    squares = np.full(steps, 1.0 / epochs)
+    multiplier = np.where(held, gram, 0.0) / epochs
+    optimum = np.diag(squares)
+    for _ in range(5000):
+        scale = np.sqrt(squares)
+        target = gram / np.outer(scale, scale)
+        half, inverse_half = _powers(multiplier)
+        root = _powers(half @ target @ half)[0]
+        optimum = np.where(held, np.diag(squares), inverse_half @ root @ inverse_half * np.outer(scale, scale))
+        updated = np.where(held, root, 0.0)
+        # Within a record's columns all multipliers must become equal: a column that costs more gets more.
+        shares = np.sqrt(squares * np.diag(updated)).reshape(epochs, -1)
+        new_squares = (shares / shares.sum(axis=0)).ravel()
+        change = max(
+            float(np.abs(updated - multiplier).max() / np.abs(updated).max()),
+            float(np.abs(new_squares / squares - 1).max()),
         )
-    return values
+        growth = np.sqrt(new_squares / squares)
+        multiplier, squares = updated * np.outer(growth, growth), new_squares
+        if change < tolerance:
+            break
+    flipped = np.linalg.cholesky(optimum[::-1, ::-1])[::-1, ::-1]
+    return DenseStrategy(coefficients=np.tril(flipped.T))
+
+
+def _powers(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The square root of a positive-definite matrix and its inverse."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    roots = np.sqrt(np.maximum(values, values.max() * 1e-300))
+    return vectors * roots @ vectors.T, vectors / roots @ vectors.T
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Binary-tree noise as a strategy: every prefix sum is the sum of few noisy nodes, refined from below.
+#
+# A node of level h sums 2^h steps. When its two children are complete, the node's own noisy sum and its children's are
+# two estimates of one number; they are averaged with inverse-variance weights (Honaker 2015, "estimation from below").
+# A prefix is the sum of the largest complete nodes. A step completes at most one node that is read later, and the
+# noises of the nodes inside it are read nowhere else: together they are one Gaussian draw of known variance. So the
+# noise of a step needs one draw and ⌊log₂ n⌋ + 1 buffers, and the tree is a strategy like the others, C = (that map)⁻¹.
+#
+# References:
+#     Dwork, Naor, Pitassi, Rothblum 2010; Chan, Shi, Song 2011 (the tree). Honaker 2015 (estimation from below).
+#     Kairouz et al. 2021, section 4.1 and appendix D (training with it).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LARGEST_WORK = 2e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinaryTree(Strategy):
+    """Noise of a binary tree over the steps, each node refined by the nodes below it.
+
+    Args:
+        steps: ≥ 1; need not be a power of two.
+
+    Example:
+        >>> BinaryTree(steps=1024).buffers
+        11
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps=self.steps)
+
+    @property
+    def bands(self) -> int:
+        """All of them."""
+        return self.steps
+
+    @property
+    def buffers(self) -> int:
+        """One for each level that a complete node can have."""
+        return self.steps.bit_length()
+
+    def matrix(self) -> FloatArray:
+        """C, the inverse of the noise that is really added."""
+        from scipy.linalg import solve_triangular
+
+        return np.tril(solve_triangular(noise_matrix(self), np.eye(self.steps), lower=True))
+
+    def recurrence(self, step: int) -> Recurrence:
+        """The step completes one node of level r, r the number of ones that end the step's binary form."""
+        level = (~step & (step + 1)).bit_length() - 1
+        read, carry = np.zeros(self.buffers), np.zeros(self.buffers)
+        fresh, variance = 1.0, 1.0
+        for below in range(level):
+            own = 2 * variance / (1 + 2 * variance)
+            fresh = own**2 + (1 - own) ** 2 * fresh
+            read[: below + 1] = (read[: below + 1] + (np.arange(below + 1) == below)) * (1 - own)
+            variance = own
+        read[:level] -= 1.0
+        carry[:level] = 1.0
+        return Recurrence(gain=math.sqrt(fresh), read=read, slot=level, carry=carry)
+
+    def unrefined_variances(self) -> FloatArray:
+        """Variance of each prefix sum with unit noise a node and no refinement: the number of its nodes.
+
+        For comparison: this is the tree as it was first published, at the sensitivity of `tree_sensitivity`.
+        """
+        return np.array([float(end.bit_count()) for end in range(1, self.steps + 1)])
+
+
+def tree_sensitivity(steps: int, *, separation: int = 1, participations: int = 1) -> float:
+    """ℓ2 sensitivity of the tree's complete nodes: √ max over participations of Σ_nodes (how many fall into the node)².
+
+    Exact, by joining equal halves from the leaves up: for a block, the best score with m participations whose first
+    is at least f steps from the left end and whose last is at least l steps from the right end.
+
+    Args:
+        steps: ≥ 1.
+        separation: participations i < j have j − i ≥ separation.
+        participations: at most so many.
+
+    Raises:
+        InvalidArgument: the search would take minutes.
+
+    Example:
+        >>> round(tree_sensitivity(8) ** 2), round(tree_sensitivity(9, separation=4, participations=3) ** 2)
+        (4, 11)
+    """
+    checks.integer(1, steps=steps)
+    gap = min(checks.integer(1, separation=separation), steps)
+    most = min(checks.integer(1, participations=participations), -(-steps // gap))
+    gap = 1 if most == 1 else gap
+    if steps.bit_length() * most**2 * gap**3 > _LARGEST_WORK:
+        raise InvalidArgument(f"separation must be smaller for an exact search, got {gap}. Use a matrix's sensitivity.")
+    block = np.full((most + 1, gap, gap), -math.inf)
+    block[0], block[1, 0, 0] = 0.0, 1.0
+    forest, width, bonus = None, 1, np.arange(most + 1.0)[:, None, None] ** 2
+    rest = steps
+    pieces: list[tuple[int, FloatArray]] = []
+    while rest:
+        if rest & 1:
+            pieces.append((width, block))
+        rest >>= 1
+        if rest:
+            block, width = _joined(block, block, width, width) + bonus, 2 * width
+    # The largest block comes first in time.
+    for width, block in reversed(pieces):
+        forest = (width, block) if forest is None else (forest[0] + width, _joined(forest[1], block, forest[0], width))
+    assert forest is not None
+    return math.sqrt(float(forest[1][:, 0, 0].max()))
+
+
+def _joined(left: FloatArray, right: FloatArray, left_width: int, right_width: int) -> FloatArray:
+    """Scores of two neighboring blocks together, without a node of their own."""
+    most, gap = left.shape[0] - 1, left.shape[1]
+    beyond_left = np.maximum(np.arange(gap) - left_width, 0)
+    beyond_right = np.maximum(np.arange(gap) - right_width, 0)
+    best = np.maximum(right[:, beyond_left, :], left[:, :, beyond_right])
+    best[0] = 0.0
+    for mine in range(1, most):
+        for theirs in range(1, most + 1 - mine):
+            for apart in range(gap):
+                # Between the last of the left block and the first of the right lie `apart` and gap − 1 − apart steps.
+                pair = left[mine, :, apart, None] + right[theirs, None, gap - 1 - apart, :]
+                np.maximum(best[mine + theirs], pair, out=best[mine + theirs])
+    return best
