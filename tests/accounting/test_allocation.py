@@ -7,7 +7,8 @@ import pytest
 from scipy.special import ndtr
 
 from sordino.accounting import delta, epsilon, membership_advantage, true_positive_rate, without_amplification
-from sordino.accounting.pld import RepeatedPLD, pld_delta
+from sordino.accounting.base import Repeated
+from sordino.accounting.pld import pld_delta
 from sordino.accounting.pld_discretized import RandomAllocationPLD, allocation_lattices
 from sordino.accounting.rdp import adding_moment, removing_moment
 from sordino.definitions import NeighboringRelation
@@ -43,7 +44,7 @@ def exact_for_two_steps(at: float, m: float, removing: bool) -> float:
 def test_two_steps_are_a_double_integral(m, at, removing):
     truth = exact_for_two_steps(at, m, removing)
     law = RandomAllocationPLD(steps=2, shift=m, removing=removing)
-    lower, upper = pld_delta([RepeatedPLD(pld=law, count=1)], at)
+    lower, upper = pld_delta([Repeated(law, 1)], at)
     assert lower <= truth * (1 + 1e-9) + 1e-15
     assert truth * (1 - 1e-9) - 1e-15 <= upper
     assert upper <= 1.003 * truth + 1e-9

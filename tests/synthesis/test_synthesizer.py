@@ -9,7 +9,7 @@ import pytest
 
 from sordino import accounting
 from sordino.accounting.filters import ZCDPFilter
-from sordino.accounting.zcdp_gdp import rho_to_epsilon
+from sordino.accounting.rdp import rho_to_epsilon
 from sordino.data import CategoricalColumn, NumericColumn, Schema
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration
 from sordino.events import BoundedRange, Gaussian, ZeroConcentratedDP, compose

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         central_limit_epsilon,
         published_advanced_composition,
     )
-    from sordino.accounting.rdp import renyi_divergence
+    from sordino.accounting.rdp import max_rho, renyi_divergence, rho_to_epsilon, zcdp_rho
     from sordino.accounting.tradeoff import (
         GaussianFit,
         fit_gaussian_trade_off,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
         trade_off_curve,
         true_positive_rate,
     )
-    from sordino.accounting.zcdp_gdp import max_rho, rho_to_epsilon, zcdp_rho
 
 __all__ = [
     "ACCOUNTANTS",

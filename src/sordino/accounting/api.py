@@ -7,7 +7,7 @@ accountant that can't bound its own error passes the question on; the answer nam
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sordino import checks
 from sordino.accounting.base import (
@@ -23,8 +23,7 @@ from sordino.accounting.composition_theorems import BasicCompositionAccountant, 
 from sordino.accounting.contour import ClosedFormAccountant, ContourAccountant
 from sordino.accounting.pld import PLDAccountant
 from sordino.accounting.private_selection import SelectionAccountant
-from sordino.accounting.rdp import RDPAccountant
-from sordino.accounting.zcdp_gdp import GDPAccountant, ZCDPAccountant
+from sordino.accounting.rdp import GDPAccountant, RDPAccountant, ZCDPAccountant
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import (
@@ -47,7 +46,7 @@ __all__ = ["ACCOUNTANTS", "delta", "epsilon", "epsilon_by_accountant", "get_acco
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_CURRENT: tuple[Accountant, ...] = (
+_CURRENT: tuple[Accountant[Any], ...] = (
     ClosedFormAccountant(),
     ContourAccountant(),
     PLDAccountant(),
@@ -60,7 +59,7 @@ _CURRENT: tuple[Accountant, ...] = (
 )
 
 if TYPE_CHECKING:
-    ACCOUNTANTS: tuple[Accountant, ...]
+    ACCOUNTANTS: tuple[Accountant[Any], ...]
 
 
 def __getattr__(name: str) -> object:
@@ -72,11 +71,11 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _all_accountants() -> tuple[Accountant, ...]:
-    return cast("tuple[Accountant, ...]", __getattr__("ACCOUNTANTS"))
+def _all_accountants() -> tuple[Accountant[Any], ...]:
+    return cast("tuple[Accountant[Any], ...]", __getattr__("ACCOUNTANTS"))
 
 
-def get_accountant(name: str) -> Accountant:
+def get_accountant(name: str) -> Accountant[Any]:
     """The accountant with this name."""
     for known in _CURRENT:
         if known.name == name:
@@ -92,7 +91,7 @@ def get_accountant(name: str) -> Accountant:
 
 
 _NARROW = 1e-4  # relative width with which ``auto`` is content
-_Question = Callable[[Accountant, Event], Interval]
+_Question = Callable[[Accountant[Any], Event], Interval]
 
 
 @double_precision("ε")
@@ -129,9 +128,7 @@ def epsilon(
     delta = checks.probability(delta=delta, hint="A typical δ is below 1 / number of records.")
     chosen = None if accountant == "auto" else get_accountant(accountant)
     choices, truncated = bounding_events(event, neighboring_relation)
-    answers = [_epsilon(choice, delta, neighboring_relation, chosen) for choice in choices]
-    answer = max(answers, key=lambda one: one.upper)
-    answer = replace(answer, lower=max(one.lower for one in answers))
+    answer = _worst([_epsilon(choice, delta, neighboring_relation, chosen) for choice in choices])
     if truncated > 0 and delta < 1 and answer.upper < math.inf:
         return _with_truncation(choices, delta, truncated, neighboring_relation, chosen)
     return answer
@@ -158,9 +155,7 @@ def delta(
     epsilon = checks.non_negative(epsilon=epsilon)
     chosen = None if accountant == "auto" else get_accountant(accountant)
     choices, truncated = bounding_events(event, neighboring_relation)
-    answers = [_delta(choice, epsilon, neighboring_relation, chosen) for choice in choices]
-    answer = max(answers, key=lambda one: one.upper)
-    answer = replace(answer, lower=max(one.lower for one in answers))
+    answer = _worst([_delta(choice, epsilon, neighboring_relation, chosen) for choice in choices])
     if truncated > 0:
         more = truncated * (1 + math.exp(min(epsilon, 700.0)))
         return replace(answer, lower=0.0, upper=min(1.0, answer.upper + more))
@@ -195,49 +190,56 @@ def epsilon_by_accountant(
 
 
 def _epsilon(
-    event: Event, delta: float, neighboring_relation: NeighboringRelation, chosen: Accountant | None
+    event: Event, delta: float, neighboring_relation: NeighboringRelation, chosen: Accountant[Any] | None
 ) -> Interval:
-    label = "exact" if chosen is None else chosen.name
     steps = flatten(event, neighboring_relation)
     if delta == 1 or steps.empty:
-        return Interval(lower=0.0, upper=0.0, accountant=label)
+        return _exactly(0.0, 0.0, steps, chosen)
     if steps.non_private:
-        return Interval(lower=0.0 if steps.upper_bound_only else math.inf, upper=math.inf, accountant=label)
+        return _exactly(math.inf, math.inf, steps, chosen)
     if delta == 0:
-        return _pure(steps, label, neighboring_relation)
+        return _exactly(*_pure(steps, neighboring_relation), steps, chosen)
     if _chance_of_use(steps) <= delta:
-        return Interval(lower=0.0, upper=0.0, accountant=label)
-    answer = _ask(
-        event, neighboring_relation, chosen, lambda known, one: known.epsilon(one, delta, neighboring_relation)
-    )
-    return replace(answer, lower=0.0) if steps.upper_bound_only else answer
+        return _exactly(0.0, 0.0, steps, chosen)
+    return _ask(event, neighboring_relation, chosen, lambda known, one: known.epsilon(one, delta, neighboring_relation))
 
 
 def _delta(
-    event: Event, epsilon: float, neighboring_relation: NeighboringRelation, chosen: Accountant | None
+    event: Event, epsilon: float, neighboring_relation: NeighboringRelation, chosen: Accountant[Any] | None
 ) -> Interval:
-    label = "exact" if chosen is None else chosen.name
     steps = flatten(event, neighboring_relation)
     if steps.empty:
-        return Interval(lower=0.0, upper=0.0, accountant=label)
+        return _exactly(0.0, 0.0, steps, chosen)
     if steps.non_private:
-        return Interval(lower=0.0 if steps.upper_bound_only else 1.0, upper=1.0, accountant=label)
-    answer = _ask(
-        event, neighboring_relation, chosen, lambda known, one: known.delta(one, epsilon, neighboring_relation)
-    )
-    return replace(answer, lower=0.0) if steps.upper_bound_only else answer
+        return _exactly(1.0, 1.0, steps, chosen)
+    return _ask(event, neighboring_relation, chosen, lambda known, one: known.delta(one, epsilon, neighboring_relation))
+
+
+def _exactly(lower: float, upper: float, steps: EventCounts, chosen: Accountant[Any] | None) -> Interval:
+    """An answer that no accountant had to compute."""
+    label = "exact" if chosen is None else chosen.name
+    return Interval(lower=0.0 if steps.upper_bound_only else lower, upper=upper, accountant=label)
+
+
+def _worst(answers: list[Interval]) -> Interval:
+    """That of the alternative which costs most."""
+    return replace(max(answers, key=lambda one: one.upper), lower=max(one.lower for one in answers))
 
 
 def _ask(
-    event: Event, neighboring_relation: NeighboringRelation, chosen: Accountant | None, question: _Question
+    event: Event, neighboring_relation: NeighboringRelation, chosen: Accountant[Any] | None, question: _Question
+) -> Interval:
+    """The chosen accountant's answer, or the best of all; without a lower end where the steps only bound the event."""
+    answer = _asked(event, neighboring_relation, chosen, question)
+    return replace(answer, lower=0.0) if flatten(event, neighboring_relation).upper_bound_only else answer
+
+
+def _asked(
+    event: Event, neighboring_relation: NeighboringRelation, chosen: Accountant[Any] | None, question: _Question
 ) -> Interval:
     if chosen is not None:
         if not _supports(chosen, event, neighboring_relation):
-            raise UnsupportedEvent(
-                f"event must be supported by the {chosen.name} accountant under {neighboring_relation.describe()}, "
-                f"got {event.kind}. "
-                "Choose accountant='auto'."
-            )
+            raise chosen.refusal(event, neighboring_relation)
         return _answer(chosen, event, question)
     refusal: AccountingError | None = None
     best: Interval | None = None
@@ -266,7 +268,7 @@ def _ask(
     )
 
 
-def _supports(known: Accountant, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+def _supports(known: Accountant[Any], event: Event, neighboring_relation: NeighboringRelation) -> bool:
     try:
         with double_precision("the event's distribution"):
             return known.supports(event, neighboring_relation)
@@ -274,7 +276,7 @@ def _supports(known: Accountant, event: Event, neighboring_relation: Neighboring
         return False
 
 
-def _answer(known: Accountant, event: Event, question: _Question) -> Interval:
+def _answer(known: Accountant[Any], event: Event, question: _Question) -> Interval:
     """What one accountant says; numbers that are none are no answer."""
     with double_precision(f"the {known.name} accountant's answer"):
         answer = question(known, event)
@@ -303,7 +305,7 @@ def _with_truncation(
     delta: float,
     truncated: float,
     neighboring_relation: NeighboringRelation,
-    chosen: Accountant | None,
+    chosen: Accountant[Any] | None,
 ) -> Interval:
     """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's distribution moved by at most β in total variation."""
     guess = 0.0
@@ -322,17 +324,15 @@ def _with_truncation(
     )
 
 
-def _pure(steps: EventCounts, label: str, neighboring_relation: NeighboringRelation) -> Interval:
+def _pure(steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
     """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
     if any(_is_unbounded(event) for event, _ in steps.counts):
-        return Interval(lower=0.0 if steps.upper_bound_only else math.inf, upper=math.inf, accountant=label)
+        return math.inf, math.inf
     losses = [(count, _max_loss(event, neighboring_relation)) for event, count in steps.counts]
     if any(loss is None for _, loss in losses):
-        return Interval(lower=0.0, upper=math.inf, accountant=label)
+        return 0.0, math.inf
     total = math.fsum(count * loss for count, loss in losses if loss is not None)
-    return Interval(
-        lower=0.0 if steps.upper_bound_only else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label
-    )
+    return total * (1 - 1e-14), total * (1 + 1e-14)
 
 
 def _max_loss(event: Event, neighboring_relation: NeighboringRelation) -> float | None:

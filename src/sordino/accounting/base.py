@@ -2,11 +2,11 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,13 +45,19 @@ __all__ = [
     "Interval",
     "PrivacyFilter",
     "RemainingAmount",
+    "Repeated",
     "add_costs",
     "bounding_events",
     "double_precision",
     "flatten",
     "round_down",
     "sampled_epsilon",
+    "worst_direction",
 ]
+
+
+_Prepared = TypeVar("_Prepared")
+_Loss = TypeVar("_Loss")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -96,7 +102,7 @@ class Interval:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What an accountant is: the one interface that every file of this room implements.
+# What an accountant is: the one interface, which the files of this package implement.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -118,8 +124,10 @@ def double_precision(what: str) -> Iterator[None]:
         ) from error
 
 
-class Accountant(Protocol):
+class Accountant(ABC, Generic[_Prepared]):
     """Turns an event into ε or δ, soundly, or refuses.
+
+    A subclass says what it needs of the steps, and bounds ε and δ from that.
 
     Guarantee:
         The true ε (δ) of every mechanism that the event describes lies in the returned interval, under the
@@ -127,27 +135,65 @@ class Accountant(Protocol):
         own numerical error can't be bounded raises `AccountingError`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name under which the accountant is chosen and reported."""
-        ...
+    name: ClassVar[str]
+    """The name under which the accountant is chosen and reported."""
+    automatic: ClassVar[bool] = True
+    """Whether ``auto`` may use it: sound, and not dominated by another accountant everywhere."""
 
-    @property
-    def automatic(self) -> bool:
-        """Whether ``auto`` may use it: sound, and not dominated by another accountant everywhere."""
-        ...
+    @abstractmethod
+    def prepare(self, steps: "EventCounts", neighboring_relation: NeighboringRelation) -> _Prepared | None:
+        """What both bounds are computed from; None where there is no sound answer.
+
+        Raises:
+            UnsupportedEvent: there is none for a step.
+        """
+
+    @abstractmethod
+    def epsilon_bounds(self, prepared: _Prepared, delta: float) -> tuple[float, float]:
+        """[lower, upper] on ε at δ."""
+
+    @abstractmethod
+    def delta_bounds(self, prepared: _Prepared, epsilon: float) -> tuple[float, float]:
+        """[lower, upper] on δ at ε."""
 
     def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Whether this accountant has a sound answer for the event under the relation."""
-        ...
+        try:
+            return self.prepare(flatten(event, neighboring_relation), neighboring_relation) is not None
+        except UnsupportedEvent:
+            return False
 
     def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The smallest ε for which the event is (ε, `delta`)-private, as an interval."""
-        ...
+        return self._interval(event, neighboring_relation, lambda prepared: self.epsilon_bounds(prepared, delta))
 
     def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The smallest δ for which the event is (`epsilon`, δ)-private, as an interval."""
-        ...
+        return self._interval(event, neighboring_relation, lambda prepared: self.delta_bounds(prepared, epsilon))
+
+    def refusal(self, event: Event, neighboring_relation: NeighboringRelation) -> UnsupportedEvent:
+        """What is raised where there is no sound answer."""
+        return UnsupportedEvent(
+            f"event must be supported by the {self.name} accountant under {neighboring_relation.describe()}, got "
+            f"{event.kind}. Choose accountant='auto'."
+        )
+
+    def _interval(
+        self,
+        event: Event,
+        neighboring_relation: NeighboringRelation,
+        bounds: Callable[[_Prepared], tuple[float, float]],
+    ) -> Interval:
+        prepared = self.prepare(flatten(event, neighboring_relation), neighboring_relation)
+        if prepared is None:
+            raise self.refusal(event, neighboring_relation)
+        lower, upper = bounds(prepared)
+        return Interval(lower=lower, upper=upper, accountant=self.name)
+
+
+def worst_direction(bounds: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The larger of several directions: both ends are maxima."""
+    return max(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -189,6 +235,13 @@ class EventCounts:
     def empty(self) -> bool:
         """Whether no data were touched."""
         return not self.counts and not self.non_private
+
+
+class Repeated(NamedTuple, Generic[_Loss]):
+    """One step's loss, as its distribution or its moment generating function, `count` times."""
+
+    loss: _Loss
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] (hides a method of tuples)
 
 
 class _Collector:

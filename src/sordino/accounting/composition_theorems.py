@@ -9,7 +9,7 @@ approximation scheme of Murtagh and Vadhan 2016 with its error certified.
 import math
 from dataclasses import dataclass
 
-from sordino.accounting.base import Interval, flatten, sampled_epsilon
+from sordino.accounting.base import Accountant, EventCounts, Repeated, flatten, sampled_epsilon
 from sordino.accounting.pld import RepeatedPLD, pld_delta, pld_epsilon
 from sordino.accounting.pld_mechanisms import approximate_pld
 from sordino.definitions import NeighboringRelation
@@ -34,16 +34,13 @@ __all__ = [
 ]
 
 
-def parameters(event: Event, neighboring_relation: NeighboringRelation) -> list[tuple[float, float, int]]:
+def parameters(steps: EventCounts, neighboring_relation: NeighboringRelation) -> list[tuple[float, float, int]]:
     """(ε_i, δ_i, count) of every distinct step.
 
     Raises:
         UnsupportedEvent: a step is not (ε, δ)-private with one pair to name, such as a Gaussian.
     """
-    return [
-        (*step_parameters(base, neighboring_relation), count)
-        for base, count in flatten(event, neighboring_relation).counts
-    ]
+    return [(*step_parameters(base, neighboring_relation), count) for base, count in steps.counts]
 
 
 def step_parameters(event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
@@ -63,7 +60,7 @@ def step_parameters(event: Event, neighboring_relation: NeighboringRelation) -> 
         case RepeatAndSelect() if event.distribution != "poisson":
             # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
             # orders. With probability ≤ E[K]·δ some run shows all; K given that none does has one of its kind.
-            parts = parameters(event.event, neighboring_relation)
+            parts = parameters(flatten(event.event, neighboring_relation), neighboring_relation)
             shape = 0.0 if event.distribution == "threshold" else event.shape
             lost = max(1.0, event.mean) * math.fsum(count * delta for _, delta, count in parts) * (1 + 1e-9)
             return (2 + shape) * math.fsum(count * epsilon for epsilon, _, count in parts), min(1.0, lost)
@@ -73,45 +70,45 @@ def step_parameters(event: Event, neighboring_relation: NeighboringRelation) -> 
             )
 
 
-def _supported(event: Event, neighboring_relation: NeighboringRelation) -> bool:
-    try:
-        return bool(parameters(event, neighboring_relation))
-    except UnsupportedEvent:
-        return False
-
-
-@dataclass(frozen=True)
-class BasicCompositionAccountant:
+class BasicCompositionAccountant(Accountant[tuple[float, float]]):
     """Sums of ε and δ.
 
     Guarantee:
         `upper` is an upper bound; `lower` is 0.
     """
 
-    name: str = "basic"
-    automatic: bool = True
+    name = "basic"
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        """Steps with an (ε, δ)."""
-        return _supported(event, neighboring_relation)
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float] | None:
+        """Σ ε_i and Σ δ_i."""
+        parts = parameters(steps, neighboring_relation)
+        totals = math.fsum(count * e for e, _, count in parts), math.fsum(count * d for _, d, count in parts)
+        return totals if parts else None
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: tuple[float, float], delta: float) -> tuple[float, float]:
         """Σ ε_i when δ ≥ Σ δ_i, otherwise ∞."""
-        parts = parameters(event, neighboring_relation)
-        spent = math.fsum(count * part_delta for _, part_delta, count in parts)
-        total = math.fsum(count * epsilon for epsilon, _, count in parts)
-        return Interval(lower=0.0, upper=total if delta >= spent else math.inf, accountant=self.name)
+        total, spent = prepared
+        return 0.0, total if delta >= spent else math.inf
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: tuple[float, float], epsilon: float) -> tuple[float, float]:
         """Σ δ_i when ε ≥ Σ ε_i, otherwise 1."""
-        parts = parameters(event, neighboring_relation)
-        total = math.fsum(count * part for part, _, count in parts)
-        spent = math.fsum(count * part_delta for _, part_delta, count in parts)
-        return Interval(lower=0.0, upper=min(1.0, spent) if epsilon >= total else 1.0, accountant=self.name)
+        total, spent = prepared
+        return 0.0, min(1.0, spent) if epsilon >= total else 1.0
 
 
-@dataclass(frozen=True)
-class OptimalCompositionAccountant:
+@dataclass(frozen=True, kw_only=True)
+class _KnownSteps:
+    """The dominating pairs of steps known by (ε, δ), and whether nothing more is known of any."""
+
+    plds: list[RepeatedPLD]
+    exact: bool
+
+    def interval(self, bounds: tuple[float, float]) -> tuple[float, float]:
+        """`bounds`, without a lower end where a step's loss says more than its ε."""
+        return bounds if self.exact else (0.0, bounds[1])
+
+
+class OptimalCompositionAccountant(Accountant[_KnownSteps]):
     """The best that can be said of mechanisms known by (ε_i, δ_i) only.
 
     Guarantee:
@@ -119,32 +116,20 @@ class OptimalCompositionAccountant:
         for others, whose loss says more than their ε, `lower` is 0.
     """
 
-    name: str = "optimal"
-    automatic: bool = False
+    name = "optimal"
+    automatic = False
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> _KnownSteps | None:
         """Steps with an (ε, δ)."""
-        return _supported(event, neighboring_relation)
+        parts = parameters(steps, neighboring_relation)
+        plds: list[RepeatedPLD] = [Repeated(approximate_pld(epsilon, delta), count) for epsilon, delta, count in parts]
+        exact = all(isinstance(base, PureDP | ApproximateDP) for base, _ in steps.counts)
+        return _KnownSteps(plds=plds, exact=exact) if parts else None
 
-    def _plds(self, event: Event, neighboring_relation: NeighboringRelation) -> list[RepeatedPLD]:
-        return [
-            RepeatedPLD(pld=approximate_pld(epsilon, delta), count=count)
-            for epsilon, delta, count in parameters(event, neighboring_relation)
-        ]
-
-    def _exact(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        return all(isinstance(base, PureDP | ApproximateDP) for base, _ in flatten(event, neighboring_relation).counts)
-
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: _KnownSteps, delta: float) -> tuple[float, float]:
         """By the pairs' loss distribution."""
-        lower, upper = pld_epsilon(self._plds(event, neighboring_relation), delta)
-        return Interval(
-            lower=lower if self._exact(event, neighboring_relation) else 0.0, upper=upper, accountant=self.name
-        )
+        return prepared.interval(pld_epsilon(prepared.plds, delta))
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: _KnownSteps, epsilon: float) -> tuple[float, float]:
         """By the pairs' loss distribution."""
-        lower, upper = pld_delta(self._plds(event, neighboring_relation), epsilon)
-        return Interval(
-            lower=lower if self._exact(event, neighboring_relation) else 0.0, upper=upper, accountant=self.name
-        )
+        return prepared.interval(pld_delta(prepared.plds, epsilon))

@@ -17,12 +17,12 @@ The interval is the value with all of these added; its ends in ε are found by e
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sordino.accounting.base import EventCounts, Interval, flatten
+from sordino.accounting.base import Accountant, EventCounts, worst_direction
 from sordino.accounting.closed_form import (
     HitCounts,
     gaussian_delta,
@@ -47,8 +47,8 @@ from sordino.accounting.mgf import (
 )
 from sordino.accounting.pld_mechanisms import GaussianMixturePLD
 from sordino.definitions import NeighboringRelation
-from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import Event, Gaussian, PoissonSampled
+from sordino.errors import AccountingError
+from sordino.events import Gaussian, PoissonSampled
 
 __all__ = [
     "ClosedFormAccountant",
@@ -112,7 +112,7 @@ class ContourIntegral:
     # ── where to stop ───────────────────────────────────────────────────────────────────────────────────────
 
     def _build(self, steps: Sequence[RepeatedMGF], cutoff: float) -> list[CharacteristicFunction]:
-        return [step.transform.line(self.lam, 1.0001 * cutoff, self._accuracy) for step in steps]
+        return [step.loss.line(self.lam, 1.0001 * cutoff, self._accuracy) for step in steps]
 
     def _cutoff(self, steps: Sequence[RepeatedMGF], at: SaddlePoint, wanted: float, work: float) -> float:
         """The smallest multiple of the spacing, within 15 %, whose tail bound is below e^{wanted}."""
@@ -229,7 +229,7 @@ def _line(steps: Sequence[RepeatedMGF], start: SaddlePoint, epsilon: float, log_
 
 def contour_delta(steps: Sequence[RepeatedMGF], epsilon: float) -> tuple[float, float]:
     """Certified bounds on δ(ε) of one direction, for ε ≥ 0."""
-    if math.fsum(step.count * step.transform.largest_loss for step in steps) <= epsilon:
+    if math.fsum(step.count * step.loss.largest_loss for step in steps) <= epsilon:
         return 0.0, 0.0
     start = saddle_for_epsilon(subsample_steps(steps), epsilon)
     if start.exponent(epsilon) < _SMALLEST_LOG_DELTA:
@@ -335,16 +335,14 @@ def _lower_end(line: ContourIntegral, epsilon: float, delta: float) -> float:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def max_over_directions(name: str, bounds: Sequence[tuple[float, float]]) -> Interval:
-    """The larger of several directions: both ends are maxima."""
-    return Interval(lower=max(low for low, _ in bounds), upper=max(high for _, high in bounds), accountant=name)
+_REPLACE = NeighboringRelation.REPLACE_ONE
 
 
 def _equal_steps(
     flat: EventCounts, delta: float, neighboring_relation: NeighboringRelation
 ) -> tuple[float, float] | None:
     """The short way for one kind of Poisson-sampled Gaussian step, where it holds."""
-    if len(flat.counts) != 1 or neighboring_relation is NeighboringRelation.REPLACE_ONE:
+    if len(flat.counts) != 1 or neighboring_relation is _REPLACE:
         return None
     event, count = flat.counts[0]
     if not isinstance(event, PoissonSampled) or not isinstance(event.event, Gaussian):
@@ -352,58 +350,48 @@ def _equal_steps(
     return equal_steps_epsilon(event.sample_rate, 1 / event.event.noise_multiplier, count, delta)
 
 
-@dataclass(frozen=True)
-class ContourAccountant:
+@dataclass(frozen=True, kw_only=True)
+class _ContourSteps:
+    """What `ContourAccountant` needs: the steps, and the transforms of each direction."""
+
+    steps: EventCounts
+    neighboring_relation: NeighboringRelation
+    sides: tuple[tuple[RepeatedMGF, ...], ...]
+
+
+class ContourAccountant(Accountant[_ContourSteps]):
     """Contour inversion of the composed loss's moment generating function: certified, tight, the default.
 
     Guarantee:
         The interval contains the exact ε (δ) of the dominating pair, worst direction; see `contour`.
     """
 
-    name: str = "contour"
-    automatic: bool = True
+    name = "contour"
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> _ContourSteps | None:
         """Sampled and unsampled Gaussians in any number, together with any steps with atoms."""
-        try:
-            return all(
-                any(step.transform.decays for step in steps)
-                for steps in mgf_directions(flatten(event, neighboring_relation), neighboring_relation)
-            )
-        except UnsupportedEvent:
-            return False
+        sides = mgf_directions(steps, neighboring_relation)
+        decays = all(any(step.loss.decays for step in side) for side in sides)
+        return _ContourSteps(steps=steps, neighboring_relation=neighboring_relation, sides=sides) if decays else None
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
-        """Certified interval for ε at δ: removing, and adding where a rough check doesn't show that it costs less."""
-        flat = flatten(event, neighboring_relation)
-        bounds = _equal_steps(flat, delta, neighboring_relation)
+    def epsilon_bounds(self, prepared: _ContourSteps, delta: float) -> tuple[float, float]:
+        """Removing, and adding where a rough check doesn't show that it costs less."""
+        bounds = _equal_steps(prepared.steps, delta, prepared.neighboring_relation)
         if bounds is not None:
-            return max_over_directions(self.name, [bounds])
-        first, *others = mgf_directions(flat, neighboring_relation)
+            return bounds
+        first, *others = prepared.sides
         found = [contour_epsilon(first, delta)]
         found += [
             contour_epsilon(steps, delta) for steps in others if not certifies_delta_bound(steps, found[0][0], delta)
         ]
-        return max_over_directions(self.name, found)
+        return worst_direction(found)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
-        """Certified interval for δ at ε."""
-        return self._answer(event, neighboring_relation, lambda steps: contour_delta(steps, epsilon))
-
-    def _answer(
-        self,
-        event: Event,
-        neighboring_relation: NeighboringRelation,
-        solve: Callable[[Sequence[RepeatedMGF]], tuple[float, float]],
-    ) -> Interval:
-        return max_over_directions(
-            self.name,
-            [solve(steps) for steps in mgf_directions(flatten(event, neighboring_relation), neighboring_relation)],
-        )
+    def delta_bounds(self, prepared: _ContourSteps, epsilon: float) -> tuple[float, float]:
+        """Each direction by itself."""
+        return worst_direction([contour_delta(steps, epsilon) for steps in prepared.sides])
 
 
-@dataclass(frozen=True)
-class ClosedFormAccountant:
+class ClosedFormAccountant(Accountant[HitCounts | tuple[float, float]]):
     """Exact formulas: Gaussians without sampling, one sampled Gaussian step, equal ones with hardly any noise.
 
     Guarantee:
@@ -413,68 +401,36 @@ class ClosedFormAccountant:
         Balle and Wang 2018, theorem 8; Balle, Barthe and Gaboardi 2018, theorem 8 (one sampled step).
     """
 
-    name: str = "closed_form"
-    automatic: bool = True
+    name = "closed_form"
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        """One Gaussian after merging, one Poisson-sampled Gaussian step (not under replace-one), or `HitCounts`."""
-        try:
-            steps = flatten(event, neighboring_relation)
-            return (
-                self._form(steps, neighboring_relation) is not None
-                or self._hit_counts(steps, neighboring_relation) is not None
-            )
-        except UnsupportedEvent:
-            return False
-
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
-        """ε by inverting the closed form."""
-        counts = self._hit_counts(flatten(event, neighboring_relation), neighboring_relation)
-        if counts is not None:
-            return max_over_directions(self.name, [counts.epsilon(delta)])
-        rate, mu = self._require(event, neighboring_relation)
-        bounds = gaussian_epsilon(delta, mu) if rate == 1 else sampled_gaussian_epsilon(delta, rate, mu)
-        return max_over_directions(self.name, [bounds])
-
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
-        """δ by the closed form."""
-        counts = self._hit_counts(flatten(event, neighboring_relation), neighboring_relation)
-        if counts is not None:
-            return max_over_directions(self.name, [counts.delta(epsilon)])
-        rate, mu = self._require(event, neighboring_relation)
-        bounds = gaussian_delta(epsilon, mu) if rate == 1 else sampled_gaussian_delta(epsilon, rate, mu)
-        return max_over_directions(self.name, [bounds])
-
-    def _require(self, event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
-        form = self._form(flatten(event, neighboring_relation), neighboring_relation)
-        if form is None:
-            raise UnsupportedEvent(
-                f"event must be Gaussians without sampling or one sampled Gaussian step, got {event.kind}. "
-                "Use the contour accountant."
-            )
-        return form
-
-    @staticmethod
-    def _hit_counts(steps: EventCounts, neighboring_relation: NeighboringRelation) -> HitCounts | None:
-        """Several equal sampled steps whose noise is hardly any."""
-        if len(steps.counts) != 1 or steps.counts[0][1] == 1:
+    def prepare(
+        self, steps: EventCounts, neighboring_relation: NeighboringRelation
+    ) -> HitCounts | tuple[float, float] | None:
+        """Sampling rate and μ of one Gaussian after merging or one Poisson-sampled Gaussian step, or `HitCounts`."""
+        if len(steps.counts) != 1:
             return None
         event, count = steps.counts[0]
-        first = dominating_pairs(event, neighboring_relation)[0]
-        return HitCounts.of(first.pair, count) if isinstance(first, GaussianMixturePLD) else None
+        if count > 1:
+            first = dominating_pairs(event, neighboring_relation)[0]
+            return HitCounts.of(first.pair, count) if isinstance(first, GaussianMixturePLD) else None
+        match event:
+            case Gaussian():
+                return 1.0, 1 / event.noise_multiplier
+            case PoissonSampled(event=Gaussian() as inner) if neighboring_relation is not _REPLACE:
+                return event.sample_rate, 1 / inner.noise_multiplier
+            case _:
+                return None
 
-    @staticmethod
-    def _form(steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float] | None:
-        """Sampling rate and μ, when a closed form exists."""
-        if len(steps.counts) != 1 or steps.counts[0][1] != 1:
-            return None
-        event = steps.counts[0][0]
-        if isinstance(event, Gaussian):
-            return 1.0, 1 / event.noise_multiplier
-        if (
-            isinstance(event, PoissonSampled)
-            and isinstance(event.event, Gaussian)
-            and neighboring_relation is not NeighboringRelation.REPLACE_ONE
-        ):
-            return event.sample_rate, 1 / event.event.noise_multiplier
-        return None
+    def epsilon_bounds(self, prepared: HitCounts | tuple[float, float], delta: float) -> tuple[float, float]:
+        """ε by inverting the closed form."""
+        if isinstance(prepared, HitCounts):
+            return prepared.epsilon(delta)
+        rate, mu = prepared
+        return gaussian_epsilon(delta, mu) if rate == 1 else sampled_gaussian_epsilon(delta, rate, mu)
+
+    def delta_bounds(self, prepared: HitCounts | tuple[float, float], epsilon: float) -> tuple[float, float]:
+        """δ by the closed form."""
+        if isinstance(prepared, HitCounts):
+            return prepared.delta(epsilon)
+        rate, mu = prepared
+        return gaussian_delta(epsilon, mu) if rate == 1 else sampled_gaussian_delta(epsilon, rate, mu)

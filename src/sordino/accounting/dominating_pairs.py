@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
-from sordino.accounting.base import EventCounts
+from sordino.accounting.base import EventCounts, Repeated
 from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD
 from sordino.accounting.gaussian_mixtures import Mixture, MixtureComponent, MixturePair
 from sordino.accounting.pld_discretized import RandomAllocationPLD
@@ -119,17 +119,17 @@ def dominating_pairs(event: Event, neighboring_relation: NeighboringRelation) ->
 _T = TypeVar("_T")
 
 
-def pair_directions(pairs: Sequence[tuple[tuple[_T, ...], int]]) -> tuple[tuple[tuple[_T, int], ...], ...]:
-    """One list of (step, count) for each direction; steps with one pair for both stand in both."""
+def pair_directions(pairs: Sequence[tuple[tuple[_T, ...], int]]) -> tuple[tuple[Repeated[_T], ...], ...]:
+    """The repeated steps of each direction; steps with one pair for both stand in both."""
     width = max(len(choice) for choice, _ in pairs)
     return tuple(
-        tuple((choice[min(index, len(choice) - 1)], count) for choice, count in pairs) for index in range(width)
+        tuple(Repeated(choice[min(index, len(choice) - 1)], count) for choice, count in pairs) for index in range(width)
     )
 
 
 def composed_pairs(
     steps: EventCounts, neighboring_relation: NeighboringRelation
-) -> tuple[tuple[tuple[DominatingPair, int], ...], ...]:
+) -> tuple[tuple[Repeated[DominatingPair], ...], ...]:
     """The pairs of all steps with their counts, once for each direction."""
     return pair_directions([(dominating_pairs(event, neighboring_relation), count) for event, count in steps.counts])
 

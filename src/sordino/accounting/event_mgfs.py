@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sordino.accounting.base import EventCounts
+from sordino.accounting.base import EventCounts, Repeated
 from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD, DiscreteGaussianTransform
 from sordino.accounting.dominating_pairs import DominatingPair, composed_pairs
 from sordino.accounting.gaussian_mixtures import FloatArray, MixturePair
@@ -477,7 +477,7 @@ def mgf_directions(
         UnsupportedEvent: a step has no transform under this relation.
     """
     return tuple(
-        tuple(RepeatedMGF(transform=pair_mgf(pair), count=count) for pair, count in side)
+        tuple(Repeated(pair_mgf(pair), count) for pair, count in side)
         for side in composed_pairs(steps, neighboring_relation)
     )
 

@@ -34,8 +34,7 @@ from sordino.accounting.base import (
 )
 from sordino.accounting.composition_theorems import step_parameters
 from sordino.accounting.mgf import evaluate_saddle_point
-from sordino.accounting.rdp import renyi_directions
-from sordino.accounting.zcdp_gdp import max_mu, max_rho, rho_to_epsilon, zcdp_rho
+from sordino.accounting.rdp import max_mu, max_rho, renyi_directions, rho_to_epsilon, zcdp_rho
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, PureDP, RepeatAndSelect, event_counts

@@ -10,14 +10,15 @@ Numbers that were published as ε and guarantee nothing are `HeuristicEstimate`:
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from sordino import checks
-from sordino.accounting.base import Accountant, EventCounts, Interval, flatten
+from sordino.accounting.base import Accountant, EventCounts, flatten, sampled_epsilon
 from sordino.accounting.closed_form import bracket_crossing, gaussian_epsilon, invert_privacy_profile
-from sordino.accounting.composition_theorems import BasicCompositionAccountant, step_parameters
+from sordino.accounting.composition_theorems import step_parameters
 from sordino.accounting.event_mgfs import mgf_directions
-from sordino.accounting.mgf import evaluate_saddle_point
-from sordino.accounting.zcdp_gdp import step_rho
+from sordino.accounting.mgf import RepeatedMGF, evaluate_saddle_point
+from sordino.accounting.rdp import step_rho
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event, Gaussian, PoissonSampled
@@ -94,11 +95,6 @@ def _parts(steps: EventCounts, neighboring_relation: NeighboringRelation) -> _Pa
                 gaussian.append((event.sample_rate, event.event.noise_multiplier, count))
             case _:
                 known.append((*step_parameters(event, neighboring_relation), count))
-    if len(gaussian) > _MAX_STEPS:
-        raise AccountingError(
-            f"advanced composition must be given ≤ {_MAX_STEPS} distinct Gaussian steps, got {len(gaussian)}. "
-            "Use the contour accountant."
-        )
     return _Parts(known=known, gaussian=gaussian)
 
 
@@ -112,48 +108,40 @@ def _theorem(parts: list[tuple[float, float, int]], slack: float) -> float:
     return min(plain, drift + math.sqrt(2 * math.log(1 / slack) * deviation))
 
 
-def _sampled(rate: float, epsilon: float) -> float:
-    return epsilon if epsilon > 700 else math.log1p(rate * math.expm1(epsilon))
-
-
-@dataclass(frozen=True)
-class AdvancedCompositionAccountant:
+class AdvancedCompositionAccountant(Accountant[_Parts]):
     """The advanced composition theorem, or basic composition where that is smaller.
 
     Guarantee:
         `upper` is an upper bound; `lower` is 0.
     """
 
-    name: str = "advanced"
-    automatic: bool = False
+    name = "advanced"
+    automatic = False
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> _Parts:
         """Steps with an (ε, δ), Gaussians, and their Poisson samples (not under replace-one)."""
-        try:
-            _parts(flatten(event, neighboring_relation), neighboring_relation)
-        except AccountingError:
-            return True
-        except UnsupportedEvent:
-            return False
-        return True
+        return _parts(steps, neighboring_relation)
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: _Parts, delta: float) -> tuple[float, float]:
         """The theorem at the best of a few ways to spend δ."""
-        parts = _parts(flatten(event, neighboring_relation), neighboring_relation)
-        return Interval(lower=0.0, upper=_best(parts, delta), accountant=self.name)
+        return 0.0, _best(prepared, delta)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: _Parts, epsilon: float) -> tuple[float, float]:
         """The smallest δ found at which the theorem gives at most ε."""
-        parts = _parts(flatten(event, neighboring_relation), neighboring_relation)
-        if not parts.gaussian:
-            basic = BasicCompositionAccountant().delta(event, epsilon, neighboring_relation).upper
-            return Interval(lower=0.0, upper=min(basic, _solved(parts, epsilon)), accountant=self.name)
-        low, high = bracket_crossing(lambda x: _best(parts, math.exp(x)) > epsilon, -700.0, 0.0, 1e-7)
-        upper = math.exp(low) if _best(parts, math.exp(low)) <= epsilon else math.exp(high)
-        return Interval(lower=0.0, upper=min(1.0, upper), accountant=self.name)
+        if not prepared.gaussian:
+            total = math.fsum(count * one for one, _, count in prepared.known)
+            basic = min(1.0, prepared.spent) if epsilon >= total else 1.0
+            return 0.0, min(basic, _solved(prepared, epsilon))
+        low, high = bracket_crossing(lambda x: _best(prepared, math.exp(x)) > epsilon, -700.0, 0.0, 1e-7)
+        return 0.0, min(1.0, math.exp(low) if _best(prepared, math.exp(low)) <= epsilon else math.exp(high))
 
 
 def _best(parts: _Parts, delta: float) -> float:
+    if len(parts.gaussian) > _MAX_STEPS:
+        raise AccountingError(
+            f"advanced composition must be given ≤ {_MAX_STEPS} distinct Gaussian steps, got {len(parts.gaussian)}. "
+            "Use the contour accountant."
+        )
     room = (delta - parts.spent) * (1 - _SLACK)
     if not parts.gaussian:
         return _theorem(parts.known, room) if delta >= parts.spent else math.inf
@@ -166,7 +154,7 @@ def _best(parts: _Parts, delta: float) -> float:
         if each >= 1:
             continue
         spent = [
-            (_sampled(rate, gaussian_epsilon(each, 1 / noise)[1]), rate * each, count)
+            (sampled_epsilon(gaussian_epsilon(each, 1 / noise)[1], rate), rate * each, count)
             for rate, noise, count in parts.gaussian
         ]
         best = min(best, _theorem([*parts.known, *spent], (1 - share) * room))
@@ -232,52 +220,47 @@ def published_advanced_composition(event: Event, delta: float) -> HeuristicEstim
 _LARGEST_MOMENT = 32
 
 
-@dataclass(frozen=True)
-class MomentsAccountant:
+class MomentsAccountant(Accountant[tuple[tuple[RepeatedMGF, ...], ...]]):
     """Abadi et al.'s moments accountant, for Gaussians and Poisson-sampled Gaussians.
 
     Guarantee:
         `upper` is an upper bound; `lower` is 0.
     """
 
-    name: str = "moments"
-    automatic: bool = False
+    name = "moments"
+    automatic = False
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+    def prepare(
+        self, steps: EventCounts, neighboring_relation: NeighboringRelation
+    ) -> tuple[tuple[RepeatedMGF, ...], ...] | None:
         """Gaussians with and without Poisson sampling, as in the paper; not under replace-one."""
-        if neighboring_relation is NeighboringRelation.REPLACE_ONE:
-            return False
-        try:
-            steps = flatten(event, neighboring_relation)
-        except UnsupportedEvent:
-            return False
-        return bool(steps.counts) and all(
-            isinstance(base, Gaussian) or (isinstance(base, PoissonSampled) and isinstance(base.event, Gaussian))
-            for base, _ in steps.counts
-        )
+        if neighboring_relation is NeighboringRelation.REPLACE_ONE or not steps.counts:
+            return None
+        bases = [base.event if isinstance(base, PoissonSampled) else base for base, _ in steps.counts]
+        gaussian = all(isinstance(base, Gaussian) for base in bases)
+        return mgf_directions(steps, neighboring_relation) if gaussian else None
 
-    def _log_moments(self, event: Event, neighboring_relation: NeighboringRelation) -> list[tuple[int, float]]:
-        found: list[tuple[int, float]] = []
-        sides = mgf_directions(flatten(event, neighboring_relation), neighboring_relation)
-        for order in range(1, _LARGEST_MOMENT + 1):
-            try:
-                at = [evaluate_saddle_point(steps, float(order), certified=True) for steps in sides]
-            except AccountingError:
-                break
-            found.append((order, max(one.log_mgf + one.error for one in at)))
-        return found
-
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: tuple[tuple[RepeatedMGF, ...], ...], delta: float) -> tuple[float, float]:
         """Min over λ of (α(λ) + log(1/δ))/λ."""
-        upper = min(
-            (moment - math.log(delta)) / order for order, moment in self._log_moments(event, neighboring_relation)
-        )
-        return Interval(lower=0.0, upper=max(0.0, upper), accountant=self.name)
+        upper = min((moment - math.log(delta)) / order for order, moment in _integer_moments(prepared))
+        return 0.0, max(0.0, upper)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: tuple[tuple[RepeatedMGF, ...], ...], epsilon: float) -> tuple[float, float]:
         """Min over λ of e^{α(λ) − λε}."""
-        exponent = min(moment - order * epsilon for order, moment in self._log_moments(event, neighboring_relation))
-        return Interval(lower=0.0, upper=math.exp(min(0.0, exponent)), accountant=self.name)
+        exponent = min(moment - order * epsilon for order, moment in _integer_moments(prepared))
+        return 0.0, math.exp(min(0.0, exponent))
+
+
+def _integer_moments(sides: tuple[tuple[RepeatedMGF, ...], ...]) -> list[tuple[int, float]]:
+    """(λ, α(λ)), as far as moments can be computed."""
+    found: list[tuple[int, float]] = []
+    for order in range(1, _LARGEST_MOMENT + 1):
+        try:
+            at = [evaluate_saddle_point(steps, float(order), certified=True) for steps in sides]
+        except AccountingError:
+            break
+        found.append((order, max(one.log_mgf + one.error for one in at)))
+    return found
 
 
 def asymptotic_log_moment(sample_rate: float, noise_multiplier: float, order: float) -> float:
@@ -348,29 +331,20 @@ def asymptotic_moments_epsilon(event: Event, delta: float) -> HeuristicEstimate:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TCDPAccountant:
+class TCDPAccountant(Accountant[tuple[float, float]]):
     """tCDP with its subsampling theorem, under the theorem's conditions only.
 
     Guarantee:
         `upper` is an upper bound; `lower` is 0.
     """
 
-    name: str = "tcdp"
-    automatic: bool = False
+    name = "tcdp"
+    automatic = False
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        """Gaussians without sampling, and Poisson samples within the conditions."""
-        try:
-            self._parameters(event, neighboring_relation)
-        except UnsupportedEvent:
-            return False
-        return True
-
-    @staticmethod
-    def _parameters(event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
+        """(ρ, ω) of Gaussians without sampling, and of Poisson samples within the conditions."""
         rho, omega = 0.0, math.inf
-        for base, count in flatten(event, neighboring_relation).counts:
+        for base, count in steps.counts:
             if not isinstance(base, PoissonSampled):
                 rho += count * step_rho(base)
                 continue
@@ -387,26 +361,22 @@ class TCDPAccountant:
             omega = min(omega, gain / (4 * inner))
         return rho, omega
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: tuple[float, float], delta: float) -> tuple[float, float]:
         """ρ + 2√(ρ log 1/δ), or the linear branch when the order would exceed ω (Bun et al. 2018, lemma 6)."""
-        rho, omega = self._parameters(event, neighboring_relation)
-        return Interval(lower=0.0, upper=_tcdp_epsilon(rho, omega, delta), accountant=self.name)
+        return 0.0, _tcdp_epsilon(*prepared, delta)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: tuple[float, float], epsilon: float) -> tuple[float, float]:
         """The δ at which the formula gives ε."""
-        rho, omega = self._parameters(event, neighboring_relation)
 
         def curve(exponent: float) -> tuple[float, float]:
-            value = _tcdp_epsilon(rho, omega, math.exp(-exponent))
+            value = _tcdp_epsilon(*prepared, math.exp(-exponent))
             return -value, -value
 
-        _, upper = (
-            invert_privacy_profile(curve, -epsilon, tolerance=1e-12)
-            if _tcdp_epsilon(rho, omega, 1.0) < epsilon
-            else (0.0, 0.0)
-        )
+        upper = 0.0
+        if _tcdp_epsilon(*prepared, 1.0) < epsilon:
+            _, upper = invert_privacy_profile(curve, -epsilon, tolerance=1e-12)
         # The formula grows with log 1/δ: step back below the crossing found from above.
-        return Interval(lower=0.0, upper=min(1.0, math.exp(-upper * (1 - 1e-9))), accountant=self.name)
+        return 0.0, min(1.0, math.exp(-upper * (1 - 1e-9)))
 
 
 def _tcdp_epsilon(rho: float, omega: float, delta: float) -> float:
@@ -450,7 +420,7 @@ def central_limit_epsilon(event: Event, delta: float) -> HeuristicEstimate:
     )
 
 
-HISTORICAL_ACCOUNTANTS: tuple[Accountant, ...] = (
+HISTORICAL_ACCOUNTANTS: tuple[Accountant[Any], ...] = (
     AdvancedCompositionAccountant(),
     MomentsAccountant(),
     TCDPAccountant(),

@@ -11,11 +11,12 @@ are T · log φ_c with relative accuracy. Every numerical result comes with a bo
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.base import Repeated
 from sordino.accounting.gaussian_mixtures import FloatArray
 
 __all__ = [
@@ -230,12 +231,7 @@ _GUARDS = (1.0005, 1.002, 1.005, 1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.6, 2
 _FIRST_GUARD = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepeatedMGF:
-    """One transform, `count` times."""
-
-    transform: MomentGeneratingFunction
-    count: int
+RepeatedMGF: TypeAlias = Repeated[MomentGeneratingFunction]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +265,7 @@ class SaddlePoint:
 
 def evaluate_saddle_point(steps: Sequence[RepeatedMGF], lam: float, *, certified: bool = False) -> SaddlePoint:
     """The sums at λ, with K's error only when `certified`."""
-    moments = [(step.count, step.transform.moments(lam, certified=certified)) for step in steps]
+    moments = [(step.count, step.loss.moments(lam, certified=certified)) for step in steps]
     return SaddlePoint(
         lam=lam,
         log_mgf=math.fsum(count * m.log_mgf for count, m in moments),
@@ -285,10 +281,7 @@ def subsample_steps(steps: Sequence[RepeatedMGF]) -> Sequence[RepeatedMGF]:
         return steps
     size = math.ceil(len(steps) / _STEERING_STEPS)
     groups = [steps[start : start + size] for start in range(0, len(steps), size)]
-    return [
-        RepeatedMGF(transform=group[len(group) // 2].transform, count=sum(step.count for step in group))
-        for group in groups
-    ]
+    return [Repeated(group[len(group) // 2].loss, sum(step.count for step in group)) for group in groups]
 
 
 def _start(steps: Sequence[RepeatedMGF], log_inverse: float) -> float:

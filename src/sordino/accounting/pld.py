@@ -6,11 +6,12 @@ It answers for every event whose loss has a distribution here: with atoms (Lapla
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
-from sordino.accounting.base import EventCounts, Interval, flatten
+from sordino.accounting.base import Accountant, EventCounts, Repeated, worst_direction
 from sordino.accounting.closed_form import invert_privacy_profile
 from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD
 from sordino.accounting.dominating_pairs import DominatingPair, composed_pairs
@@ -21,7 +22,6 @@ from sordino.accounting.pld_discretized import (
     ComposedPLD,
     DiscretizedPLD,
     RandomAllocationPLD,
-    RepeatedDiscretizedPLD,
     allocation_lattices,
     allocation_support,
     optimistic_discretization,
@@ -36,8 +36,7 @@ from sordino.accounting.pld_mechanisms import (
     PoissonSampledPLD,
 )
 from sordino.definitions import NeighboringRelation
-from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import Event
+from sordino.errors import AccountingError
 
 __all__ = [
     "FewAtoms",
@@ -178,12 +177,7 @@ def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArr
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepeatedPLD:
-    """One distribution, `count` times."""
-
-    pld: DominatingPair
-    count: int
+RepeatedPLD: TypeAlias = Repeated[DominatingPair]
 
 
 def pld_directions(
@@ -200,7 +194,7 @@ def pld_directions(
             base = pld.base if isinstance(pld, PoissonSampledPLD) else pld
             if isinstance(base, DiscreteGaussianPLD):
                 base.require_listable()
-    return tuple(tuple(RepeatedPLD(pld=pld, count=count) for pld, count in side) for side in found)
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -220,7 +214,7 @@ _BEYOND = 3e4
 
 def _log_tail(plds: Sequence[RepeatedPLD], log_delta: float) -> float:
     """How much of an allocation may be left out in each use: little against δ."""
-    uses = sum(pld.count for pld in plds if isinstance(pld.pld, RandomAllocationPLD))
+    uses = sum(pld.count for pld in plds if isinstance(pld.loss, RandomAllocationPLD))
     return max(log_delta, -600.0) - math.log(_LEFT_OUT * max(1, uses))
 
 
@@ -228,7 +222,7 @@ def _narrowed(plds: Sequence[RepeatedPLD], log_delta: float) -> list[RepeatedPLD
     """Mixtures cut where their tails are little against δ: with rare large losses the lattice is finer by far."""
     uses = math.fsum(pld.count for pld in plds)
     log_mass = max(log_delta, -600.0) - math.log(_BEYOND * max(1.0, uses))
-    return [replace(step, pld=_cut(step.pld, log_mass)) for step in plds]
+    return [Repeated(_cut(pld, log_mass), count) for pld, count in plds]
 
 
 def _cut(pld: DominatingPair, log_mass: float) -> DominatingPair:
@@ -258,18 +252,17 @@ def _lattices(pld: DominatingPair, step: float, log_tail: float) -> tuple[Discre
 
 def _steps(plds: Sequence[RepeatedPLD], points: int, log_tail: float) -> float:
     """A lattice step that puts the widest PLD on about `points` points, with atoms on the lattice where possible."""
-    supports = [_support(pld.pld, log_tail) for pld in plds]
+    supports = [_support(pld.loss, log_tail) for pld in plds]
     widest = max(high - low for low, high in supports)
     step = max(widest, 1e-12) / points
     # An atom far below a step would ask for as many points as it goes into the widest distribution.
-    atoms = [abs(atom) for pld in plds for atom in pld.pld.atoms if abs(atom) >= step]
+    atoms = [abs(atom) for pld in plds for atom in pld.loss.atoms if abs(atom) >= step]
     return min(atoms) / round(min(atoms) / step) if atoms else step
 
 
 def _composed(plds: Sequence[RepeatedPLD], step: float, log_delta: float) -> tuple[ComposedPLD, ComposedPLD]:
-    pairs = [(_lattices(pld.pld, step, _log_tail(plds, log_delta)), pld.count) for pld in plds]
-    lower = [RepeatedDiscretizedPLD(pld=pair[0], count=count) for pair, count in pairs]
-    upper = [RepeatedDiscretizedPLD(pld=pair[1], count=count) for pair, count in pairs]
+    pairs = [(_lattices(pld.loss, step, _log_tail(plds, log_delta)), pld.count) for pld in plds]
+    lower, upper = ([Repeated(pair[end], count) for pair, count in pairs] for end in (0, 1))
     return ComposedPLD(lower, log_delta), ComposedPLD(upper, log_delta)
 
 
@@ -283,12 +276,12 @@ def _check_not_too_many(plds: Sequence[RepeatedPLD]) -> None:
 
 def _slack(plds: Sequence[RepeatedPLD], log_tail: float) -> float:
     """Rounding of losses themselves: positions of edges and atoms, T times."""
-    return math.fsum(pld.count * 1e-15 * max(abs(end) for end in _support(pld.pld, log_tail)) for pld in plds)
+    return math.fsum(pld.count * 1e-15 * max(abs(end) for end in _support(pld.loss, log_tail)) for pld in plds)
 
 
 def pld_epsilon(plds: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
     """Certified bounds on ε at δ of one direction; no finer than it takes to see that ε is at most `floor`."""
-    exact = few_atoms([(step.pld, step.count) for step in plds])
+    exact = few_atoms(plds)
     if exact is not None:
         return exact.epsilon(delta)
     _check_not_too_many(plds)
@@ -296,7 +289,7 @@ def pld_epsilon(plds: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0
     plds = _narrowed(plds, math.log(delta))
     tail = _log_tail(plds, math.log(delta))
     slack = _slack(plds, tail)
-    infinite = -math.expm1(math.fsum(pld.count * math.log1p(-pld.pld.infinite) for pld in plds))
+    infinite = -math.expm1(math.fsum(pld.count * math.log1p(-pld.loss.infinite) for pld in plds))
     if infinite > delta:
         return math.inf, math.inf
     refusal: AccountingError | None = None
@@ -330,8 +323,7 @@ def pld_epsilon(plds: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0
 def _from_largest(plds: Sequence[RepeatedPLD], delta: float) -> tuple[float, float]:
     """Bounds on ε from the largest losses alone, where they are finite and carry mass: the lattice starts from them."""
     top, log_mass, found = 0.0, 0.0, []
-    for step in plds:
-        pld = step.pld
+    for pld, count in plds:
         if (
             isinstance(pld, RandomAllocationPLD | GaussianMixturePLD | PointwiseMaxPLD | AveragedPLD)
             or pld.infinite > 0
@@ -344,9 +336,9 @@ def _from_largest(plds: Sequence[RepeatedPLD], delta: float) -> tuple[float, flo
         largest = pld.support[1]
         just_below = largest - 1e-12 * abs(largest)
         mass = float(pld.upper(np.array([just_below]))[0][0])
-        top += step.count * largest
-        log_mass += step.count * (math.log(mass) - 1e-14) if mass > 0 else -math.inf
-        found.append(step.count * just_below)
+        top += count * largest
+        log_mass += count * (math.log(mass) - 1e-14) if mass > 0 else -math.inf
+        found.append(count * just_below)
     share = delta / math.exp(log_mass) if log_mass > -700 else 1.0
     low = math.fsum(found) + math.log1p(-share) if share < 1 else 0.0
     return max(0.0, low * (1 - 1e-14)), top * (1 + 1e-14)
@@ -405,7 +397,7 @@ def _pinned(excess: Callable[[float], float], low: float, high: float) -> tuple[
 
 def pld_delta(plds: Sequence[RepeatedPLD], epsilon: float) -> tuple[float, float]:
     """Certified bounds on δ(ε) of one direction."""
-    exact = few_atoms([(step.pld, step.count) for step in plds])
+    exact = few_atoms(plds)
     if exact is not None:
         return exact.bounds(epsilon)
     _check_not_too_many(plds)
@@ -443,7 +435,7 @@ class PldCurve:
         _check_not_too_many(plds)
         tail = _log_tail(plds, math.log(1e-7))
         step = _steps(plds, points, tail)
-        upper = [RepeatedDiscretizedPLD(pld=_lattices(pld.pld, step, tail)[1], count=pld.count) for pld in plds]
+        upper = [Repeated(_lattices(pld, step, tail)[1], count) for pld, count in plds]
         self._tilts = [ComposedPLD(upper, log_delta) for log_delta in (-0.7, -5.0, -14.0, -40.0)]
         self._slack = _slack(plds, tail)
 
@@ -453,35 +445,28 @@ class PldCurve:
         return min(tilt.bounds(at)[1] for tilt in self._tilts)
 
 
-@dataclass(frozen=True)
-class PLDAccountant:
+class PLDAccountant(Accountant[tuple[tuple[RepeatedPLD, ...], ...]]):
     """Privacy loss distributions on a lattice, rounded both ways, composed by a tilted FFT.
 
     Guarantee:
         The interval contains the exact ε (δ) of the dominating pair, worst direction.
     """
 
-    name: str = "pld"
-    automatic: bool = True
+    name = "pld"
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+    def prepare(
+        self, steps: EventCounts, neighboring_relation: NeighboringRelation
+    ) -> tuple[tuple[RepeatedPLD, ...], ...]:
         """Every event whose steps have a distribution under the relation."""
-        try:
-            return bool(pld_directions(flatten(event, neighboring_relation), neighboring_relation))
-        except UnsupportedEvent:
-            return False
+        return pld_directions(steps, neighboring_relation)
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: tuple[tuple[RepeatedPLD, ...], ...], delta: float) -> tuple[float, float]:
         """Certified interval for ε at δ."""
         bounds: list[tuple[float, float]] = []
-        for plds in pld_directions(flatten(event, neighboring_relation), neighboring_relation):
+        for plds in prepared:
             bounds.append(pld_epsilon(plds, delta, floor=max((low for low, _ in bounds), default=0.0)))
-        return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)
+        return worst_direction(bounds)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: tuple[tuple[RepeatedPLD, ...], ...], epsilon: float) -> tuple[float, float]:
         """Certified interval for δ at ε."""
-        bounds = [
-            pld_delta(plds, epsilon)
-            for plds in pld_directions(flatten(event, neighboring_relation), neighboring_relation)
-        ]
-        return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)
+        return worst_direction([pld_delta(plds, epsilon) for plds in prepared])

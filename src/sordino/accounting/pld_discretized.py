@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.base import Repeated
 from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray
 from sordino.accounting.pld_mechanisms import PrivacyLossDistribution
@@ -28,7 +29,6 @@ __all__ = [
     "DiscretizedPLD",
     "LARGEST_WINDOW",
     "RandomAllocationPLD",
-    "RepeatedDiscretizedPLD",
     "allocation_lattices",
     "allocation_support",
     "gathered",
@@ -329,14 +329,6 @@ _WRAP = 1e-11  # tilted mass outside the window, relative to δ's own sum, but n
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatedDiscretizedPLD:
-    """One lattice distribution, `count` times."""
-
-    pld: DiscretizedPLD
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Cumulants:
     log_mgf: float
     mean: float
@@ -364,8 +356,8 @@ def _thinned(pld: DiscretizedPLD) -> DiscretizedPLD:
     return DiscretizedPLD(step=pld.step * factor, first=0, masses=masses, infinite=0.0, shift=-pld.losses[factor // 2])
 
 
-def _sum(steps: Sequence[RepeatedDiscretizedPLD], lam: float) -> _Cumulants:
-    parts = [(step.count, _cumulants(step.pld, lam)) for step in steps]
+def _sum(steps: Sequence[Repeated[DiscretizedPLD]], lam: float) -> _Cumulants:
+    parts = [(step.count, _cumulants(step.loss, lam)) for step in steps]
     return _Cumulants(
         log_mgf=math.fsum(count * part.log_mgf for count, part in parts),
         mean=math.fsum(count * part.mean for count, part in parts),
@@ -381,13 +373,13 @@ class ComposedPLD:
         log_delta: the log of the δ around which the tilt is put.
     """
 
-    def __init__(self, steps: Sequence[RepeatedDiscretizedPLD], log_delta: float) -> None:
+    def __init__(self, steps: Sequence[Repeated[DiscretizedPLD]], log_delta: float) -> None:
         self._infinite = -math.expm1(
-            math.fsum(step.count * math.log1p(-min(step.pld.infinite, 1 - 1e-16)) for step in steps)
+            math.fsum(step.count * math.log1p(-min(step.loss.infinite, 1 - 1e-16)) for step in steps)
         )
-        self._uncertain = math.fsum(step.count * step.pld.uncertain for step in steps) * (1 + 1e-12)
-        self._step = steps[0].pld.step
-        rough = [RepeatedDiscretizedPLD(pld=_thinned(step.pld), count=step.count) for step in steps]
+        self._uncertain = math.fsum(step.count * step.loss.uncertain for step in steps) * (1 + 1e-12)
+        self._step = steps[0].loss.step
+        rough = [Repeated(_thinned(step.loss), step.count) for step in steps]
         self._lam = self._saddle(rough, log_delta)
         self._at = _sum(steps, self._lam)
         epsilon = self._at.mean - 1 / self._lam - 1 / (self._lam + 1)
@@ -397,7 +389,7 @@ class ComposedPLD:
         self._compose(steps, low, size)
 
     @staticmethod
-    def _saddle(steps: Sequence[RepeatedDiscretizedPLD], log_delta: float) -> float:
+    def _saddle(steps: Sequence[Repeated[DiscretizedPLD]], log_delta: float) -> float:
         """λ with saddle-point δ near the target, by bisection on log λ (it only steers)."""
         low, high = math.log(1e-4), math.log(1e7)
         for _ in range(26):
@@ -412,14 +404,14 @@ class ComposedPLD:
         return math.exp((low + high) / 2)
 
     def _window(
-        self, steps: Sequence[RepeatedDiscretizedPLD], rough: Sequence[RepeatedDiscretizedPLD]
+        self, steps: Sequence[Repeated[DiscretizedPLD]], rough: Sequence[Repeated[DiscretizedPLD]]
     ) -> tuple[int, int]:
         """First index and length of a window of all but `wrap` of the tilted mass; `rough` steers its bounds."""
         ends = [
-            (step.count * step.pld.first, step.count * (step.pld.first + step.pld.masses.size - 1)) for step in steps
+            (step.count * step.loss.first, step.count * (step.loss.first + step.loss.masses.size - 1)) for step in steps
         ]
         lowest, highest = sum(low for low, _ in ends), sum(high for _, high in ends)
-        total_shift = math.fsum(step.count * step.pld.shift for step in steps)
+        total_shift = math.fsum(step.count * step.loss.shift for step in steps)
         spread = math.sqrt(self._at.variance + self._step**2)
         goal = -math.log(self._wrap / 2)
         # Chernoff's bounds, with the deviations that are best for the rough distributions.
@@ -427,7 +419,7 @@ class ComposedPLD:
         middle = _sum(rough, self._lam).log_mgf
 
         def farthest(side: int) -> float:
-            def bound(plds: Sequence[RepeatedDiscretizedPLD], at: float, theta: float) -> float:
+            def bound(plds: Sequence[Repeated[DiscretizedPLD]], at: float, theta: float) -> float:
                 return (_sum(plds, self._lam + side * theta).log_mgf - at + goal) / theta
 
             theta = min(thetas, key=lambda one: bound(rough, middle, one))
@@ -444,7 +436,7 @@ class ComposedPLD:
         self._total_shift = total_shift
         return first, max(size, 2)
 
-    def _compose(self, steps: Sequence[RepeatedDiscretizedPLD], low: int, size: int) -> None:
+    def _compose(self, steps: Sequence[Repeated[DiscretizedPLD]], low: int, size: int) -> None:
         from scipy import fft
 
         length = int(fft.next_fast_len(size, real=True) or size)
@@ -452,7 +444,7 @@ class ComposedPLD:
         deviation, power_error = 0.0, 0.0
         offset = 0
         for step in steps:
-            pld = step.pld
+            pld = step.loss
             exponent = self._lam * pld.losses - _cumulants(pld, self._lam).log_mgf
             tilted = np.exp(pld.log_masses + exponent)
             folded = np.bincount(np.arange(tilted.size) % length, weights=tilted, minlength=length)

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sordino.accounting.base import Interval, flatten, sampled_epsilon
+from sordino.accounting.base import Accountant, EventCounts, flatten, sampled_epsilon
 from sordino.accounting.rdp import success_probability
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import ApproximateDP, Event, PoissonSampled, PureDP, RepeatAndSelect, SelfComposed, compose
+from sordino.events import ApproximateDP, Event, NoOp, PoissonSampled, PureDP, RepeatAndSelect, compose_counts
 
 __all__ = ["SelectionAccountant"]
 
@@ -135,63 +135,49 @@ def _delta(event: RepeatAndSelect, epsilon: float, neighboring_relation: Neighbo
     return 1.0 if rest < 0 else min(1.0, _mean(event) * _profile(event.event, neighboring_relation).delta(rest))
 
 
-def _parts(
-    event: Event, neighboring_relation: NeighboringRelation
-) -> tuple[list[tuple[RepeatAndSelect, int]], Event | None]:
-    """The selections with their counts, and everything else as one event."""
-    counts = flatten(event, neighboring_relation).counts
-    chosen = [(base, count) for base, count in counts if isinstance(base, RepeatAndSelect)]
-    rest: list[Event] = [
-        SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, RepeatAndSelect)
-    ]
-    return chosen, compose(rest) if rest else None
+@dataclass(frozen=True, kw_only=True)
+class _Selections:
+    """The selections of an event with their counts, and everything else as one event."""
+
+    chosen: list[tuple[RepeatAndSelect, int]]
+    rest: Event | None
+    neighboring_relation: NeighboringRelation
 
 
-@dataclass(frozen=True)
-class SelectionAccountant:
+class SelectionAccountant(Accountant[_Selections]):
     """Selections by the profile of one run; with anything else their ε and δ are added.
 
     Guarantee:
         `upper` is an upper bound; `lower` is 0.
     """
 
-    name: str = "selection"
-    automatic: bool = True
+    name = "selection"
+
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> _Selections | None:
+        """Events with a selection."""
+        chosen = [(base, count) for base, count in steps.counts if isinstance(base, RepeatAndSelect)]
+        rest = compose_counts({base: n for base, n in steps.counts if not isinstance(base, RepeatAndSelect)})
+        others = None if isinstance(rest, NoOp) else rest
+        return _Selections(chosen=chosen, rest=others, neighboring_relation=neighboring_relation) if chosen else None
 
     def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Events with a selection whose run has a profile."""
         try:
-            chosen, rest = _parts(event, neighboring_relation)
-            if not chosen:
-                return False
-            self._delta(chosen, rest, 1.0, neighboring_relation)
+            self.delta(event, 1.0, neighboring_relation)
         except (UnsupportedEvent, AccountingError):
             return False
         return True
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: _Selections, delta: float) -> tuple[float, float]:
         """Σ ε_i(δ_i), where half of δ is for the selections in equal parts, and half for the rest if there is one."""
-        chosen, rest = _parts(event, neighboring_relation)
+        chosen, rest, relation = prepared.chosen, prepared.rest, prepared.neighboring_relation
         share = (delta if rest is None else delta / 2) / sum(count for _, count in chosen)
-        upper = math.fsum(count * _epsilon(one, share, neighboring_relation) for one, count in chosen)
-        if rest is not None:
-            upper += _profile(rest, neighboring_relation).epsilon(delta / 2)
-        return Interval(lower=0.0, upper=upper, accountant=self.name)
+        upper = math.fsum(count * _epsilon(one, share, relation) for one, count in chosen)
+        return 0.0, upper if rest is None else upper + _profile(rest, relation).epsilon(delta / 2)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: _Selections, epsilon: float) -> tuple[float, float]:
         """Σ δ_i(ε_i) with ε in equal parts."""
-        chosen, rest = _parts(event, neighboring_relation)
-        return Interval(lower=0.0, upper=self._delta(chosen, rest, epsilon, neighboring_relation), accountant=self.name)
-
-    def _delta(
-        self,
-        chosen: list[tuple[RepeatAndSelect, int]],
-        rest: Event | None,
-        epsilon: float,
-        neighboring_relation: NeighboringRelation,
-    ) -> float:
+        chosen, rest, relation = prepared.chosen, prepared.rest, prepared.neighboring_relation
         share = epsilon / (sum(count for _, count in chosen) + (rest is not None))
-        total = math.fsum(count * _delta(one, share, neighboring_relation) for one, count in chosen)
-        if rest is not None:
-            total += _profile(rest, neighboring_relation).delta(share)
-        return min(1.0, total)
+        total = math.fsum(count * _delta(one, share, relation) for one, count in chosen)
+        return 0.0, min(1.0, total if rest is None else total + _profile(rest, relation).delta(share))

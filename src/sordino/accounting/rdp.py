@@ -1,4 +1,4 @@
-"""Rényi accounting with the order chosen adaptively and the tight conversion.
+"""Rényi accounting with the order chosen adaptively and the tight conversion; concentrated and Gaussian privacy.
 
 The Rényi divergence of order α = λ + 1 of P from Q is K(λ)/λ with K the log moment generating function of the
 loss, so orders are real numbers and composition is addition. The conversion is Chernoff's bound for the exact
@@ -17,7 +17,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from sordino.accounting.base import EventCounts, Interval, double_precision, flatten
+from sordino import checks
+from sordino.accounting.base import Accountant, EventCounts, double_precision, flatten
+from sordino.accounting.closed_form import bracket_crossing, gaussian_delta, gaussian_epsilon
 from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD, sampled_discrete_gaussian_moments
 from sordino.accounting.dominating_pairs import DominatingPair, dominating_pairs, pair_directions
 from sordino.accounting.event_mgfs import pair_mgf
@@ -34,17 +36,35 @@ from sordino.accounting.mgf import (
 from sordino.accounting.pld_discretized import DiscretizedPLD, RandomAllocationPLD, pessimistic_discretization
 from sordino.accounting.pld_mechanisms import AveragedPLD, PointwiseMaxPLD, PoissonSampledPLD
 from sordino.definitions import NeighboringRelation
-from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import BoundedRange, Event, RepeatAndSelect, ZeroConcentratedDP
+from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
+from sordino.events import (
+    BoundedRange,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    Gaussian,
+    Laplace,
+    PureDP,
+    RandomizedResponse,
+    RepeatAndSelect,
+    ZeroConcentratedDP,
+)
 
 __all__ = [
+    "GDPAccountant",
     "MGFUpperBound",
     "RDPAccountant",
+    "ZCDPAccountant",
     "adding_moment",
+    "max_mu",
+    "max_rho",
     "removing_moment",
     "renyi_directions",
     "renyi_divergence",
+    "rho_to_epsilon",
+    "step_rho",
     "success_probability",
+    "zcdp_rho",
 ]
 
 
@@ -163,8 +183,7 @@ def renyi_directions(
     Raises:
         UnsupportedEvent: a step's loss has no finite moments here.
     """
-    found = pair_directions([(_bounds(event, neighboring_relation), count) for event, count in steps.counts])
-    return tuple(tuple(RepeatedMGF(transform=one, count=count) for one, count in side) for side in found)
+    return pair_directions([(_bounds(event, neighboring_relation), count) for event, count in steps.counts])
 
 
 def _bounds(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
@@ -208,7 +227,6 @@ def _pair_bound(pair: DominatingPair) -> MomentGeneratingFunction:
 
 def _lattice_bound(lattice: DiscretizedPLD) -> Callable[[float], float]:
     """e^{λL} = y^{−λ} is convex in y = e^{−L}, so that the lattice rounded up bounds the moment."""
-    import numpy as np
 
     def bound(lam: float) -> float:
         exponent = lattice.log_masses + lam * lattice.losses
@@ -252,11 +270,7 @@ def _selection(
 
     def base(lam: float) -> float:
         """Rényi divergence of order λ + 1, worse direction: the theorems need both."""
-        totals = []
-        for steps in directions:
-            moments = [(step.count, step.transform.moments(lam)) for step in steps]
-            totals.append(math.fsum(count * (m.log_mgf + m.error) for count, m in moments))
-        return max(totals) / lam
+        return max(_moments(steps, lam)[0] for steps in directions) / lam
 
     bound = (
         _poisson_bound(base, event.mean) if event.distribution == "poisson" else _negative_binomial_bound(base, event)
@@ -342,7 +356,7 @@ _SMALLEST, _LARGEST = 1e-4, 1e12
 
 def _moments(steps: Sequence[RepeatedMGF], lam: float) -> tuple[float, float]:
     """Upper bound on K(λ), and K'(λ)."""
-    moments = [(step.count, step.transform.moments(lam)) for step in steps]
+    moments = [(step.count, step.loss.moments(lam)) for step in steps]
     log_mgf = math.fsum(count * (m.log_mgf + m.error) for count, m in moments)
     return log_mgf, math.fsum(count * m.mean for count, m in moments)
 
@@ -425,39 +439,28 @@ def _delta(steps: Sequence[RepeatedMGF], epsilon: float) -> float:
     return min(1.0, math.exp(min(0.0, value(lam, _moments(steps, lam)[0]))) * (1 + 1e-12) + 5e-324)
 
 
-@dataclass(frozen=True)
-class RDPAccountant:
+class RDPAccountant(Accountant[tuple[tuple[RepeatedMGF, ...], ...]]):
     """Rényi differential privacy of all real orders, then the tight conversion.
 
     Guarantee:
         `upper` is an upper bound on ε (δ); `lower` is 0, because the conversion proves nothing from below.
     """
 
-    name: str = "rdp"
-    automatic: bool = True
+    name = "rdp"
 
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+    def prepare(
+        self, steps: EventCounts, neighboring_relation: NeighboringRelation
+    ) -> tuple[tuple[RepeatedMGF, ...], ...]:
         """Every event whose loss has a moment generating function here."""
-        try:
-            return bool(renyi_directions(flatten(event, neighboring_relation), neighboring_relation))
-        except UnsupportedEvent:
-            return False
+        return renyi_directions(steps, neighboring_relation)
 
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def epsilon_bounds(self, prepared: tuple[tuple[RepeatedMGF, ...], ...], delta: float) -> tuple[float, float]:
         """The best conversion over all orders, worse direction."""
-        upper = max(
-            _epsilon(steps, delta)
-            for steps in renyi_directions(flatten(event, neighboring_relation), neighboring_relation)
-        )
-        return Interval(lower=0.0, upper=upper, accountant=self.name)
+        return 0.0, max(_epsilon(steps, delta) for steps in prepared)
 
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
+    def delta_bounds(self, prepared: tuple[tuple[RepeatedMGF, ...], ...], epsilon: float) -> tuple[float, float]:
         """The best Chernoff bound over all orders, worse direction."""
-        upper = max(
-            _delta(steps, epsilon)
-            for steps in renyi_directions(flatten(event, neighboring_relation), neighboring_relation)
-        )
-        return Interval(lower=0.0, upper=upper, accountant=self.name)
+        return 0.0, max(_delta(steps, epsilon) for steps in prepared)
 
 
 def renyi_divergence(
@@ -470,12 +473,8 @@ def renyi_divergence(
         >>> round(renyi_divergence(Gaussian(noise_multiplier=2.0), 4.0), 12)
         0.5
     """
-    from sordino import checks
-
     order = checks.positive(order=order)
     if order <= 1:
-        from sordino.errors import InvalidArgument
-
         raise InvalidArgument(f"order must be > 1, got {order!r}. Order 1 is the Kullback–Leibler divergence.")
     neighboring_relation = NeighboringRelation(neighboring_relation)
     flat = flatten(event, neighboring_relation)
@@ -490,8 +489,61 @@ def renyi_divergence(
         return math.inf if math.isnan(found) else found
 
 
-def gaussian_conversion(rho: float, delta: float) -> float:
-    """The best conversion of D_α ≤ ρα for all α (zCDP) to ε at δ."""
+# ----------------------------------------------------------------------------------------------------------------------
+# Concentrated and Gaussian differential privacy: zCDP with the tight conversion, GDP where it is exact.
+#
+# ρ-zCDP is D_α ≤ ρα for all α > 1 (Bun and Steinke 2016); composition adds ρ. μ-GDP is the privacy curve of one
+# Gaussian with sensitivity/std = μ; composition is √(Σ μ²) (Dong, Roth and Su 2022, corollary 3.3).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def zcdp_rho(event: Event, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> float:
+    """Σ ρ of an event whose steps are all zCDP without sampling.
+
+    Raises:
+        UnsupportedEvent: a step has no zCDP parameter.
+
+    Example:
+        >>> zcdp_rho(Gaussian(noise_multiplier=10.0))
+        0.005
+    """
+    steps = flatten(event, NeighboringRelation(neighboring_relation))
+    return math.inf if steps.non_private else _total_rho(steps)
+
+
+def _total_rho(steps: EventCounts) -> float:
+    return math.fsum(count * step_rho(base) for base, count in steps.counts)
+
+
+def step_rho(event: Event) -> float:
+    """ρ of one step without sampling."""
+    match event:
+        case Gaussian():
+            return 1 / (2 * event.noise_multiplier**2)
+        case DiscreteGaussian():
+            # Canonne, Kamath and Steinke 2020, theorem 4.
+            return event.sensitivity**2 / (2 * event.stddev**2)
+        case ZeroConcentratedDP():
+            return event.rho
+        case BoundedRange():
+            return event.epsilon**2 / 8
+        case PureDP() | RandomizedResponse():
+            return event.epsilon**2 / 2
+        case Laplace():
+            return 1 / (2 * event.noise_multiplier**2)
+        case DiscreteLaplace():
+            return (event.sensitivity / event.scale) ** 2 / 2
+        case _:
+            raise UnsupportedEvent(f"event must have a zCDP parameter, got {event.kind}. Use the contour accountant.")
+
+
+def rho_to_epsilon(rho: float, delta: float) -> float:
+    """The ε of a ρ-zCDP mechanism at δ, best order (Canonne, Kamath and Steinke 2020, proposition 12).
+
+    Example:
+        >>> round(rho_to_epsilon(0.5, 1e-5), 9)
+        4.728386985
+    """
     if rho == 0 or delta >= 1:
         return 0.0
     if delta == 0 or math.isinf(rho):
@@ -508,3 +560,79 @@ def gaussian_conversion(rho: float, delta: float) -> float:
         lam = math.exp(middle)
         low, high = (middle, high) if lam * lam * rho + log_delta + math.log1p(lam) < 0 else (low, middle)
     return max(0.0, min(value(math.exp(low)), value(math.exp(high))) * (1 + 1e-14))
+
+
+def max_rho(epsilon: float, delta: float) -> float:
+    """The largest ρ with `rho_to_epsilon` ≤ ε, rounded down.
+
+    Example:
+        >>> round(max_rho(1.0, 1e-5), 12)
+        0.030556595198
+    """
+    return _largest(lambda rho: rho_to_epsilon(rho, delta) <= epsilon)
+
+
+def max_mu(epsilon: float, delta: float) -> float:
+    """The largest μ whose Gaussian curve is (ε, δ)-private, rounded down.
+
+    Example:
+        >>> round(max_mu(1.0, 1e-5), 6)
+        0.268051
+    """
+    return _largest(lambda mu: gaussian_delta(epsilon, mu)[1] <= delta)
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    high = 1.0
+    while fits(high):
+        high *= 2
+    return bracket_crossing(fits, 0.0, high, 1e-15)[0]
+
+
+class ZCDPAccountant(Accountant[float]):
+    """zCDP: sums of ρ.
+
+    Guarantee:
+        `upper` is an upper bound; `lower` is 0.
+    """
+
+    name = "zcdp"
+
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> float | None:  # noqa: ARG002
+        """Σ ρ of steps without sampling that have one."""
+        rho = _total_rho(steps)
+        return rho if math.isfinite(rho) else None
+
+    def epsilon_bounds(self, prepared: float, delta: float) -> tuple[float, float]:
+        """The tight conversion of the sum."""
+        return 0.0, rho_to_epsilon(prepared, delta)
+
+    def delta_bounds(self, prepared: float, epsilon: float) -> tuple[float, float]:
+        """The δ at which the conversion gives ε."""
+        low, high = bracket_crossing(lambda x: rho_to_epsilon(prepared, math.exp(x)) > epsilon, -745.0, 0.0, 1e-14)
+        upper = math.exp(high) if rho_to_epsilon(prepared, math.exp(low)) > epsilon else math.exp(low)
+        return 0.0, min(1.0, upper)
+
+
+class GDPAccountant(Accountant[float]):
+    """μ-GDP of Gaussians without sampling, where it is exact.
+
+    Guarantee:
+        The interval is the exact curve with its rounding error.
+    """
+
+    name = "gdp"
+    automatic = False
+
+    def prepare(self, steps: EventCounts, neighboring_relation: NeighboringRelation) -> float | None:  # noqa: ARG002
+        """The μ of Gaussians without sampling, in any number."""
+        base = steps.counts[0][0] if len(steps.counts) == 1 else None
+        return 1 / base.noise_multiplier if isinstance(base, Gaussian) else None
+
+    def epsilon_bounds(self, prepared: float, delta: float) -> tuple[float, float]:
+        """The Gaussian curve inverted."""
+        return gaussian_epsilon(delta, prepared)
+
+    def delta_bounds(self, prepared: float, epsilon: float) -> tuple[float, float]:
+        """The Gaussian curve."""
+        return gaussian_delta(epsilon, prepared)

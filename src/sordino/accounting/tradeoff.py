@@ -18,11 +18,12 @@ import numpy as np
 
 from sordino import checks
 from sordino.accounting.api import delta as delta_of
-from sordino.accounting.base import EventCounts, Interval, double_precision, flatten
+from sordino.accounting.base import EventCounts, Interval, Repeated, double_precision, flatten
 from sordino.accounting.closed_form import add_direction_delta, bracket_crossing, gaussian_delta, remove_direction_delta
 from sordino.accounting.contour import contour_delta
 from sordino.accounting.event_mgfs import mgf_directions
-from sordino.accounting.pld import PldCurve, pld_delta, pld_directions
+from sordino.accounting.pld import PldCurve, pld_delta, pld_directions, pld_epsilon
+from sordino.accounting.pld_mechanisms import DiscretePLD
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event, Gaussian, PoissonSampled
@@ -77,7 +78,7 @@ def _composed_curves(event: Event, neighboring_relation: NeighboringRelation) ->
         sides = mgf_directions(steps, neighboring_relation)
     except UnsupportedEvent:
         return plds()
-    if not all(any(step.transform.decays for step in side) for side in sides):
+    if not all(any(step.loss.decays for step in side) for side in sides):
         return plds()
 
     refused = False
@@ -154,7 +155,7 @@ def _enclosing_curves(
     """ε ↦ bounds on δ(ε), once for each direction, and the accountant's name."""
     try:
         sides = mgf_directions(steps, neighboring_relation)
-        if all(any(step.transform.decays for step in side) for side in sides):
+        if all(any(step.loss.decays for step in side) for side in sides):
             for side in sides:
                 contour_delta(side, 1.0)
             return "contour", [partial(contour_delta, side) for side in sides]
@@ -400,9 +401,6 @@ def _composed_maxima(noise_multiplier: float, steps: int, delta: float, epochs: 
     """Several epochs: the largest noisy sum of each, in bins (post-processing), composed by the lower lattice."""
     from scipy.special import log_ndtr
 
-    from sordino.accounting.pld import RepeatedPLD, pld_epsilon
-    from sordino.accounting.pld_mechanisms import DiscretePLD
-
     edges = np.append(np.linspace(0.0, 2.0 + 9.0 * noise_multiplier, 800), np.inf)
     rest = (steps - 1) * log_ndtr(edges / noise_multiplier)
     masses = []
@@ -414,4 +412,4 @@ def _composed_maxima(noise_multiplier: float, steps: int, delta: float, epochs: 
     losses = np.log(p / q)
     order = np.argsort(losses)
     pld = DiscretePLD(losses=tuple(losses[order].tolist()), masses=tuple(p[order].tolist()))
-    return pld_epsilon([RepeatedPLD(pld=pld, count=epochs)], delta)[0]
+    return pld_epsilon([Repeated(pld, epochs)], delta)[0]
