@@ -22,6 +22,7 @@ from sordino.errors import InvalidArgument, SordinoError
 from sordino.integrations.trainer_support import (
     begin_run,
     check_count,
+    check_settings,
     logical_steps_per_epoch,
     resume_run,
     write_guarantee,
@@ -274,12 +275,10 @@ def _end_training(engines: list[PrivacyEngine], stock: Callable[[], None]) -> No
 
 def _check(accelerator: Accelerator, module: nn.Module, *parts: object) -> None:
     refused = {
-        "mixed_precision": accelerator.mixed_precision not in ("no", "bf16"),
-        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps != 1,
+        "mixed_precision of accelerator": accelerator.mixed_precision not in ("no", "bf16"),
+        "gradient_accumulation_steps of accelerator": accelerator.gradient_accumulation_steps != 1,
     }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise InvalidArgument(f"{name} of accelerator must be left at its default, got {_WHY[name]}")
+    check_settings(refused, _WHY)
     check_launch(accelerator)
     check_whole(module)
     for part in (module, *parts):
@@ -292,7 +291,7 @@ def _check(accelerator: Accelerator, module: nn.Module, *parts: object) -> None:
 
 
 _WHY = {
-    "mixed_precision": 'one with a loss scaler, which looks at raw gradients. Use "bf16".',
-    "gradient_accumulation_steps": "more than one: batches between two steps would be left out. Use a larger "
-    "batch_size and microbatch_size=.",
+    "mixed_precision of accelerator": 'one with a loss scaler, which looks at raw gradients. Use "bf16".',
+    "gradient_accumulation_steps of accelerator": "more than one: batches between two steps would be left out. Use a "
+    "larger batch_size and microbatch_size=.",
 }

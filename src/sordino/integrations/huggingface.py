@@ -9,7 +9,6 @@ wrapped, and the engine adds clipped sums up.
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from pathlib import Path
@@ -22,21 +21,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from sordino.definitions import Guarantee
-from sordino.errors import InvalidArgument, NonPrivateStep, SordinoError
+from sordino.errors import InvalidArgument, SordinoError
 from sordino.integrations.trainer_support import (
     LogicalBatch,
     LogicalBatches,
     PrivacyArguments,
-    begin_run,
-    calibrate_noise_for,
-    cut_off_run,
-    resume_run,
+    TrainerRun,
+    check_settings,
     write_note,
 )
 from sordino.ledger import Account, Reservation
 from sordino.training.distributed import get_distributed_context
-from sordino.training.engine import PrivacyEngine
-from sordino.training.loader import PrivateLoader
 
 try:
     from transformers import Trainer, TrainingArguments
@@ -91,7 +86,7 @@ def predicts_numbers(model: nn.Module) -> bool:
 
 
 def decoder_inputs(model: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """What the decoder of a sequence-to-sequence model reads: the labels, one place later, as the model shifts them.
+    """What the decoder of a sequence-to-sequence model reads: the labels, one position later, as the model shifts them.
 
     Args:
         model: any; nothing is added for one without such a decoder, or when `inputs` hold what it reads.
@@ -124,7 +119,6 @@ def record_losses(
         labels: shape (B,), (B, T) or (B, classes); or ``start_positions`` and ``end_positions``, (B,) each.
         causal: whether position t predicts the token at t + 1.
         label_smoothing: share in [0, 1) of every cross-entropy over classes or tokens that is spread over all of them.
-
         numbers: whether floating-point labels in the logits' shape are numbers, and not several labels.
 
     Raises:
@@ -138,9 +132,7 @@ def record_losses(
     if labels.is_floating_point():
         return _number_losses(logits, labels, numbers=numbers)
     if logits.dim() == 2 and labels.dim() == 1:
-        return F.cross_entropy(
-            logits.float(), labels, ignore_index=_IGNORED, reduction="none", label_smoothing=label_smoothing
-        )
+        return _cross_entropy(logits, labels, label_smoothing=label_smoothing)
     if logits.dim() == 3 and labels.dim() == 2:
         return _token_losses(logits, labels, causal=causal, label_smoothing=label_smoothing)
     raise _shapes()
@@ -163,13 +155,7 @@ def _token_losses(logits: Tensor, labels: Tensor, *, causal: bool, label_smoothi
     length = logits.shape[1]
     if causal:
         logits, labels = logits[:, :-1], labels[:, 1:]
-    losses = F.cross_entropy(
-        logits.float().transpose(1, 2),
-        labels,
-        ignore_index=_IGNORED,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
+    losses = _cross_entropy(logits.transpose(1, 2), labels, label_smoothing=label_smoothing)
     return torch.sum(losses, 1) / length
 
 
@@ -181,21 +167,20 @@ def _span_losses(outputs: object, labels: Mapping[str, Tensor], label_smoothing:
             f"labels must be of one kind, or start_positions and end_positions, got {', '.join(sorted(labels))}. Give "
             "record_loss=… to the trainer: (outputs, labels by name) to one loss a record."
         )
-    total = None
+    losses = []
     for name, part in zip(names, logits, strict=True):
         assert part is not None
-        length, places = part.shape[1], labels[f"{name}_positions"].reshape(-1)
-        # As the models do: an answer that was cut off is at the place after the last.
-        losses = F.cross_entropy(
-            part.float(),
-            places.clamp(0, length),
-            ignore_index=length,
-            reduction="none",
-            label_smoothing=label_smoothing,
-        )
-        total = losses if total is None else total + losses
-    assert total is not None
-    return total / 2
+        length, positions = part.shape[1], labels[f"{name}_positions"].reshape(-1)
+        # As the models do: an answer that was cut off is at the position after the last.
+        target = positions.clamp(0, length)
+        losses.append(_cross_entropy(part, target, ignored=length, label_smoothing=label_smoothing))
+    return torch.stack(losses).mean(0)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, *, ignored: int = _IGNORED, label_smoothing: float) -> Tensor:
+    return F.cross_entropy(
+        logits.float(), labels, ignore_index=ignored, reduction="none", label_smoothing=label_smoothing
+    )
 
 
 def _part(outputs: object, name: str) -> Tensor | None:
@@ -275,13 +260,13 @@ class PrivateTrainer(Trainer):
         _check(args, privacy)
         self._check_overrides(record_loss, trainer)
         self.privacy = privacy
+        self._private = TrainerRun(privacy, ledger=ledger, run_folder=run_folder)
+        self.engine = self._private.engine
         self._chunk_size = args.per_device_train_batch_size
         self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
         args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
-        self._record_loss, self._begins_at, self._is_private_step = record_loss, 0, False
-        self._run_folder, self._steps_left = run_folder, cast("int | None", None)
-        self.engine = PrivacyEngine(ledger=ledger, delta=privacy.delta, gradients=privacy.gradients)
+        self._record_loss, self._first_step, self._is_private_step = record_loss, 0, False
         super().__init__(model=model, args=args, **trainer)  # pyright: ignore[reportArgumentType]
 
     def _check_overrides(self, record_loss: RecordLoss | None, trainer: dict[str, object]) -> None:
@@ -307,20 +292,28 @@ class PrivateTrainer(Trainer):
         """
         bound = inspect.signature(super().train).bind(*args, **kwargs)
         resumed = bound.arguments.get("resume_from_checkpoint")
-        self._begins_at = 0
-        self.engine.journal.diagnosed |= self.privacy.diagnostics is not None
+        self._first_step = 0
         if resumed is True:
             resumed = bound.arguments["resume_from_checkpoint"] = self._last_checkpoint()
-        about = {"trainer": "transformers.Trainer", "model": type(self.model).__name__, "optimizer": self.args.optim}
-        facts = {"training": about, "target_epsilon": self.privacy.target_epsilon}
-        if resumed:
-            self._resume(Path(str(resumed)), facts)
-        else:
-            # A training that was killed released its results: one that begins again in its place continues its charges.
-            place = self._run_folder or get_distributed_context().broadcast_from_rank_zero(
-                lambda: cut_off_run(str(self.args.output_dir))
-            )
-            begin_run(self.engine, place, under=str(self.args.output_dir), facts=facts)
+        folder = Path(str(resumed)) if resumed else None
+        self._private.begin(
+            under=str(self.args.output_dir),
+            training={
+                "trainer": "transformers.Trainer",
+                "model": type(self.model).__name__,
+                "optimizer": self.args.optim,
+            },
+            continues=True,
+            note=None if folder is None else partial(_note_in, folder),
+            near=() if folder is None else (folder,),
+            what="resume_from_checkpoint",
+        )
+        if folder is not None:
+            ranks = get_distributed_context()
+            # The stock loop reads model and optimizer in each process, and goes on without what it does not find.
+            shared = sorted(path.name for path in folder.glob("*") if _is_shared(path))
+            ranks.require_same(resume_from_checkpoint=shared)
+            self._first_step = ranks.broadcast_from_rank_zero(partial(_checkpoint_step, folder))
         try:
             found = cast("TrainOutput", super().train(*bound.args, **bound.kwargs))
         finally:
@@ -357,35 +350,20 @@ class PrivateTrainer(Trainer):
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             pin_memory=False,
         )
-        private = self._attached(loader)
-        return cast("DataLoader[object]", LogicalBatches(private))
-
-    def _attached(self, loader: "DataLoader[object]") -> PrivateLoader:
-        optimizer = self.create_optimizer()
-        inner = cast("Optimizer", getattr(optimizer, "optimizer", optimizer))
-        private = self.privacy
-        _, _, made = self.engine.make_private(
-            module=cast("nn.Module", self.model),
-            optimizer=inner,
-            data_loader=loader,
-            noise_multiplier=self._noise(loader),
-            max_grad_norm=private.max_grad_norm,
-            clipping=private.clipping,
-            neighboring_relation=private.neighboring_relation,
-            microbatch_size=self._chunk_size,
-            public_records=private.public_records,
+        steps_per_epoch = len(loader)
+        steps = (
+            self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * steps_per_epoch)
         )
-        if self._begins_at:
-            self.engine.start_at([self._begins_at])
-        return made
-
-    def _noise(self, loader: "DataLoader[object]") -> float:
-        an_epoch = len(loader)
-        steps = self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * an_epoch)
-        coming = max(1, steps - self._begins_at)
-        self._steps_left = None if self.privacy.target_epsilon is None else coming
-        records = len(cast("Sized", loader.dataset))
-        return calibrate_noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / an_epoch, records=records)
+        private = self._private.attach(
+            cast("nn.Module", self.model),
+            self._inner(self.create_optimizer()),
+            loader,
+            steps=steps - self._first_step,
+            steps_per_epoch=steps_per_epoch,
+            first_step=self._first_step,
+            microbatch_size=self._chunk_size,
+        )
+        return cast("DataLoader[object]", LogicalBatches(private))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
@@ -400,13 +378,7 @@ class PrivateTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: object, num_items_in_batch: object = None) -> Tensor:
         """Forward and backward of all chunks; the optimizer's own step, which follows, completes the logical batch."""
         del num_items_in_batch
-        if self._steps_left is not None:
-            if self._steps_left == 0:
-                raise NonPrivateStep(
-                    "training must end with the steps that target_epsilon was planned for, got one more (a callback "
-                    "that goes on). Raise max_steps or num_train_epochs instead."
-                )
-            self._steps_left -= 1
+        self._private.count_step(" (a callback that goes on). Raise max_steps or num_train_epochs instead.")
         model.train()
         batch, total, chunks = cast("LogicalBatch", inputs), torch.zeros((), device=self.args.device), 0
         for chunk in batch:
@@ -417,8 +389,8 @@ class PrivateTrainer(Trainer):
             chunks += 1
             if not batch.is_complete:
                 # Adds this chunk to the sum; parameters change at the last one only, which the stock loop steps.
-                self._inner_optimizer().step()
-            if self.privacy.diagnostics is not None:
+                self._inner(self.optimizer).step()
+            if self._private.shows_losses:
                 total += losses.detach()
         return total / max(chunks, 1)
 
@@ -480,8 +452,10 @@ class PrivateTrainer(Trainer):
         found = {name: given.pop(name) for name in names}
         return (found[names[0]] if len(names) == 1 else found), given
 
-    def _inner_optimizer(self) -> Optimizer:
-        return cast("Optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
+    @staticmethod
+    def _inner(optimizer: object) -> Optimizer:
+        """The optimizer that accelerate put something around, or itself."""
+        return cast("Optimizer", getattr(optimizer, "optimizer", optimizer))
 
     def floating_point_ops(self, inputs: object) -> int:
         """Zero: the number follows the size of the batch, which is private."""
@@ -492,12 +466,10 @@ class PrivateTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The stock log without losses and norms, and with the ε spent so far."""
-        if self.privacy.diagnostics is not None and "loss" in logs and self.is_world_process_zero():
-            # On this terminal only: what is logged goes to files, callbacks and services.
-            sys.stderr.write(f"private diagnostics: step {self.state.global_step}, loss {logs['loss']:.4g}\n")
-        self.engine.journal.sync()
+        if self._private.shows_losses and "loss" in logs and self.is_world_process_zero():
+            self._private.show_loss(self.state.global_step, logs["loss"])
         public = {name: value for name, value in logs.items() if _is_public_log(name)}
-        super().log({**public, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
+        super().log({**public, "epsilon": self._private.epsilon()}, start_time)
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """The stock evaluation, on data that were declared public.
@@ -505,7 +477,7 @@ class PrivateTrainer(Trainer):
         Raises:
             InvalidArgument: they were not.
         """
-        self._require_public()
+        self._private.require_public("an evaluation")
         self.engine.journal.sync()
         return super().evaluate(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
@@ -515,15 +487,8 @@ class PrivateTrainer(Trainer):
         Raises:
             InvalidArgument: they were not.
         """
-        self._require_public()
+        self._private.require_public("an evaluation")
         return super().predict(*args, **kwargs)  # pyright: ignore[reportArgumentType]
-
-    def _require_public(self) -> None:
-        if not self.privacy.eval_data_are_public:
-            raise InvalidArgument(
-                "eval_data_are_public must be True for an evaluation, got False: no noise covers what is measured on "
-                "private records. Declare it, or buy an evaluation from the budget (`sordino explain report`)."
-            )
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, object] | None = None) -> None:
         # First, so that no weights lie anywhere without the guarantee that they carry.
@@ -556,22 +521,6 @@ class PrivateTrainer(Trainer):
 
         return get_distributed_context().broadcast_from_rank_zero(last)
 
-    def _resume(self, folder: Path, facts: Mapping[str, object]) -> None:
-        """Go on with the run of a checkpoint: all that its run folder holds is charged, also what came after it."""
-        ranks = get_distributed_context()
-        near = (folder, str(self.args.output_dir))
-        resume_run(
-            self.engine,
-            lambda: _note_in(folder),
-            self._run_folder,
-            near=near,
-            what="resume_from_checkpoint",
-            facts=facts,
-        )
-        # The stock loop reads model and optimizer in each process, and goes on without what it does not find.
-        ranks.require_same(resume_from_checkpoint=sorted(path.name for path in folder.glob("*") if _is_shared(path)))
-        self._begins_at = ranks.broadcast_from_rank_zero(partial(_begins_at, folder))
-
 
 def _note_in(folder: Path) -> Mapping[str, object]:
     if not (folder / _NOTE).is_file():
@@ -590,7 +539,7 @@ def _steps_of(folder: Path) -> int | None:
         return None
 
 
-def _begins_at(folder: Path) -> int:
+def _checkpoint_step(folder: Path) -> int:
     steps = _steps_of(folder)
     if steps is None:
         raise InvalidArgument(
@@ -628,9 +577,7 @@ def _check(args: TrainingArguments, privacy: PrivacyArguments) -> None:
         "accelerator_config": _changes_batches(args.accelerator_config),
         "skip_memory_metrics": not args.skip_memory_metrics,
     }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+    check_settings(refused, _WHY)
 
 
 def _changes_batches(config: object) -> bool:

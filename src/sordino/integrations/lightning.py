@@ -26,19 +26,15 @@ from sordino.integrations.trainer_support import (
     LogicalBatch,
     LogicalBatches,
     PrivacyArguments,
-    begin_run,
-    calibrate_noise_for,
+    TrainerRun,
     check_count,
-    cut_off_run,
+    check_settings,
     logical_steps_per_epoch,
-    resume_run,
 )
 from sordino.ledger import Account, Reservation
 from sordino.runs.results import guarantee_body
 from sordino.training.distributed import get_distributed_context
-from sordino.training.engine import PrivacyEngine
 from sordino.training.engine_run_folder import find_run_folder
-from sordino.training.loader import PrivateLoader, dataset_size_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -65,7 +61,6 @@ __all__ = [
     "both",
     "check_trainer",
     "internal",
-    "not_public",
     "part_of",
     "run_chunks",
     "run_closure",
@@ -283,9 +278,7 @@ def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArg
         "reload_dataloaders_every_n_epochs": internal(trainer, "reload_dataloaders_every_n_epochs") != 0,
         "val_dataloaders": evaluates and not privacy.eval_data_are_public,
     }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+    check_settings(refused, _WHY)
     check_count("devices", trainer.world_size, 'Give the trainer their number and strategy="ddp".')
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         for name, why in _CALLBACKS.items():
@@ -314,14 +307,6 @@ def _is_private(trainer: Trainer) -> bool:
         return type(strategy) is part_of(trainer, "strategies.SingleDeviceStrategy")
     changes = [internal(strategy, name) for name in ("_ddp_comm_hook", "_ddp_comm_state", "_model_averaging_period")]
     return internal(strategy, "_start_method") == "popen" and all(change is None for change in changes)
-
-
-def not_public(what: str) -> InvalidArgument:
-    """What is raised when private records would be evaluated."""
-    return InvalidArgument(
-        f"eval_data_are_public must be True for {what}, got False: no noise covers what is measured on private "
-        "records. Declare it, or buy an evaluation from the budget (`sordino explain report`)."
-    )
 
 
 _WHY = {
@@ -397,11 +382,10 @@ class PrivacyCallback(Callback):
         run_folder: str | Path | None = None,
     ) -> None:
         self.privacy = privacy
-        self.engine = PrivacyEngine(ledger=ledger, delta=privacy.delta, gradients=privacy.gradients)
-        self._run_folder = run_folder
+        self._private = TrainerRun(privacy, ledger=ledger, run_folder=run_folder)
+        self.engine = self._private.engine
         self._undo: list[Callable[[], None]] = []
         self._steps_done, self._is_restored = 0, False
-        self._steps_left: int | None = None
         self._was_stepped = False
         # Of a checkpoint that was loaded: which run it belongs to, and where that may lie.
         self._note: dict[str, Any] | None = None
@@ -411,13 +395,11 @@ class PrivacyCallback(Callback):
         """What holds for all training steps so far, those of a checkpoint that was loaded among them."""
         journal = self.engine.journal
         if self._note is not None and journal.path is None and get_distributed_context().is_rank_zero:
-            path = find_run_folder(self._note, self._places(), what="checkpoint")
+            named = self._private.run_folder
+            path = find_run_folder(self._note, self._near if named is None else (named,), what="checkpoint")
             if path is not None:
                 journal.look_into(path)
         return self.engine.guarantee(self.privacy.delta)
-
-    def _places(self) -> tuple[str | Path, ...]:
-        return self._near if self._run_folder is None else (self._run_folder,)
 
     # --- Lightning's hooks ---------------------------------------------------------------------------------------
 
@@ -432,8 +414,8 @@ class PrivacyCallback(Callback):
                 # What it would wrap around the module takes means of gradients, which are no clipped sums.
                 internal(trainer.strategy, "configure_ddp")
                 self._set(trainer.strategy, "configure_ddp", lambda: None)
-        elif not self.privacy.eval_data_are_public:
-            raise not_public(f"trainer.{stage}")
+        else:
+            self._private.require_public(f"trainer.{stage}")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the private step: module and optimizers stand, and nothing has been read."""
@@ -451,13 +433,23 @@ class PrivacyCallback(Callback):
                 f"train_dataloaders must be one DataLoader, got {type(loader).__name__}. Join the datasets first."
             )
         steps = logical_steps_per_epoch(loader, processes=trainer.world_size, accumulated=accumulated)
-        noise = self._noise(trainer, cast("DataLoader[object]", loader), steps)
         root = TrainingStep(pl_module, self._training_step)
         (optimizer,) = trainer.optimizers
         # Before the engine's own hook: a step gets its forward and backward passes first, and no closure.
         self._undo.append(optimizer.register_step_pre_hook(run_closure).remove)
         self._undo.append(self.engine.detach)
-        private = self._attached(root, optimizer, cast("DataLoader[object]", loader), steps, noise)
+        first_step, self._steps_done = self._steps_done, 0
+        # With a noise multiplier nothing has to be known of the steps to come.
+        planned = 1 if self.privacy.target_epsilon is None else steps_planned(trainer, steps)
+        private = self._private.attach(
+            root,
+            optimizer,
+            cast("DataLoader[object]", loader),
+            steps=planned - max(first_step, trainer.global_step),
+            steps_per_epoch=steps,
+            first_step=first_step,
+            microbatch_size=loader.batch_size,
+        )
 
         def note_step(*_: object) -> None:
             self._was_stepped = private.is_last_microbatch
@@ -472,14 +464,7 @@ class PrivacyCallback(Callback):
         """Refuse steps beyond those that the noise was chosen for."""
         del trainer, pl_module, batch, batch_idx
         self._was_stepped = False
-        if self._steps_left is None:
-            return
-        if self._steps_left == 0:
-            raise NonPrivateStep(
-                "training must end with the steps that target_epsilon was planned for, got one more. Let max_epochs "
-                "and max_steps be when the training starts."
-            )
-        self._steps_left -= 1
+        self._private.count_step(". Let max_epochs and max_steps be when the training starts.")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
@@ -493,10 +478,7 @@ class PrivacyCallback(Callback):
             )
         every = int(internal(trainer, "log_every_n_steps"))
         if every and trainer.global_step % every == 0 and trainer.loggers:
-            self.engine.journal.sync()
-            type(pl_module).log(
-                pl_module, "epsilon", self.engine.get_epsilon(self.privacy.delta), batch_size=1, on_epoch=False
-            )
+            type(pl_module).log(pl_module, "epsilon", self._private.epsilon(), batch_size=1, on_epoch=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the disk hold all that the model cost before anything of it is shown."""
@@ -531,54 +513,21 @@ class PrivacyCallback(Callback):
         self._is_restored = self._note is not None
 
     def _begin_run(self, trainer: Trainer, module: LightningModule) -> None:
-        self.engine.journal.diagnosed |= self.privacy.diagnostics is not None
-        root, target = str(trainer.default_root_dir), self.privacy.target_epsilon
-        about = {"trainer": "lightning.Trainer", "model": type(module).__name__}
-        facts = {"training": about, "target_epsilon": target}
         note, self._note = self._note, None
-        if note is not None:
-            near = (*self._places(), root)
-            resume_run(self.engine, lambda: note, self._run_folder, near=near, what="ckpt_path", facts=facts)
-            return
-        # Asked for the last checkpoint and there is none: what was shown before the crash was charged all the same.
-        last = asks_for_last_checkpoint(trainer)
-        again = get_distributed_context().broadcast_from_rank_zero(lambda: cut_off_run(root) if last else None)
-        begin_run(self.engine, self._run_folder or again, under=root, facts=facts)
+        self._private.begin(
+            under=str(trainer.default_root_dir),
+            training={"trainer": "lightning.Trainer", "model": type(module).__name__},
+            # Asked for the last checkpoint and there is none: what was shown before the crash was charged all the same.
+            continues=asks_for_last_checkpoint(trainer),
+            note=None if note is None else lambda: note,
+            near=self._near,
+            what="ckpt_path",
+        )
 
     # --- attaching -----------------------------------------------------------------------------------------------
 
-    def _noise(self, trainer: Trainer, loader: "DataLoader[object]", steps: int) -> float:
-        self._steps_left = None
-        coming = 1
-        if self.privacy.target_epsilon is not None:
-            coming = max(1, steps_planned(trainer, steps) - max(self._steps_done, trainer.global_step))
-            self._steps_left = coming
-        records = len(dataset_size_of(loader))
-        return calibrate_noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / steps, records=records)
-
-    def _attached(
-        self, root: TrainingStep, optimizer: Optimizer, loader: "DataLoader[object]", steps: int, noise: float
-    ) -> PrivateLoader:
-        private = self.privacy
-        _, _, made = self.engine.make_private(
-            module=root,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=noise,
-            max_grad_norm=private.max_grad_norm,
-            sample_rate=1 / steps,
-            clipping=private.clipping,
-            neighboring_relation=private.neighboring_relation,
-            microbatch_size=loader.batch_size,
-            public_records=private.public_records,
-        )
-        if self._steps_done:
-            self.engine.start_at([self._steps_done])
-        self._steps_done = 0
-        return made
-
     def _redirect(self, trainer: Trainer, module: LightningModule, root: "TrainingStep", optimizer: Optimizer) -> None:
-        strategy, silent = trainer.strategy, self.privacy.diagnostics is None
+        strategy, shows = trainer.strategy, self._private.shows_losses
         transfer, log, save = internal(module, "_call_batch_hook"), module.log, strategy.save_checkpoint
         silent_logger = part_of(trainer, "loggers.logger.DummyLogger")
 
@@ -586,12 +535,11 @@ class PrivacyCallback(Callback):
             loggers = trainer.loggers
             trainer.loggers = [silent_logger() for _ in loggers]
             try:
-                shown = run_chunks(trainer, root, optimizer, cast("LogicalBatch", batch), rest, shows=not silent)
+                shown = run_chunks(trainer, root, optimizer, cast("LogicalBatch", batch), rest, shows=shows)
             finally:
                 trainer.loggers = loggers
             if shown is not None and trainer.is_global_zero:
-                # On this terminal only: what is logged goes to files, callbacks and services.
-                sys.stderr.write(f"private diagnostics: step {trainer.global_step + 1}, loss {shown:.4g}\n")
+                self._private.show_loss(trainer.global_step + 1, shown)
             # What Lightning passes on to callbacks and hooks says nothing; the gradients are with the engine.
             return torch.zeros((), device=strategy.root_device, requires_grad=True)
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -17,22 +20,24 @@ from sordino.clipping import Clipping, get_clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.events import compose
+from sordino.ledger import Account, Reservation
 from sordino.runs.results import guarantee_body
 from sordino.runs.transcript import write_json
 from sordino.training import Plan
 from sordino.training.distributed import get_distributed_context
 from sordino.training.engine import PrivacyEngine
 from sordino.training.engine_run_folder import RUN_FOLDERS, find_run_folder, is_open_here, next_run_folder
-from sordino.training.loader import PrivateLoader
+from sordino.training.loader import PrivateLoader, dataset_size_of
 from sordino.training.plan import Gradients
 
 __all__ = [
     "LogicalBatch",
     "LogicalBatches",
     "PrivacyArguments",
+    "TrainerRun",
     "begin_run",
-    "calibrate_noise_for",
     "check_count",
+    "check_settings",
     "cut_off_run",
     "logical_steps_per_epoch",
     "resume_run",
@@ -84,49 +89,166 @@ class PrivacyArguments:
         checks.one_of(get_args(Gradients), gradients=self.gradients)
 
 
-def calibrate_noise_for(
-    privacy: PrivacyArguments, engine: PrivacyEngine, *, steps: int, sample_rate: float, records: int
-) -> float:
-    """The noise multiplier asked for, or the least with which `steps` more steps stay within the target.
-
-    Args:
-        privacy: the goal.
-        engine: what it charged so far is part of the target.
-        steps: to come, ≥ 1.
-        sample_rate: of each of them.
-        records: in the dataset.
+def check_settings(refused: Mapping[str, object], reasons: Mapping[str, str]) -> None:
+    """Refuse settings of another library: by name whether one is such a setting, and what it is and what to do.
 
     Raises:
-        InvalidArgument: nothing of the target is left.
+        InvalidArgument: names the first that is.
     """
-    if privacy.noise_multiplier is not None:
-        return privacy.noise_multiplier
-    target = privacy.target_epsilon
-    assert target is not None
-    spent = engine.event()
-    if engine.get_epsilon(privacy.delta) >= target * (1 - 1e-3):
-        raise InvalidArgument(
-            f"target_epsilon must leave something for further steps, got {target:g}, which is spent. Raise it."
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise InvalidArgument(f"{name} must be left at its default for a private run, got {reasons[name]}")
+
+
+class TrainerRun:
+    """A private run inside another library's trainer: its engine, its run folder, and how many steps were planned.
+
+    Args:
+        privacy: ε and δ, clipping.
+        ledger: the dataset's account.
+        run_folder: as the user gave it.
+    """
+
+    def __init__(
+        self, privacy: PrivacyArguments, *, ledger: Account | Reservation | None, run_folder: str | Path | None
+    ) -> None:
+        self.privacy, self.run_folder = privacy, run_folder
+        self.engine = PrivacyEngine(ledger=ledger, delta=privacy.delta, gradients=privacy.gradients)
+        self.shows_losses = privacy.diagnostics is not None
+        self._steps_left: int | None = None
+
+    def begin(
+        self,
+        *,
+        under: str,
+        training: Mapping[str, object],
+        continues: bool,
+        note: Callable[[], Mapping[str, object]] | None = None,
+        near: Sequence[str | Path] = (),
+        what: str = "",
+    ) -> None:
+        """Begin the run, or go on with the one that a checkpoint belongs to, or with one that was killed.
+
+        Args:
+            under: where the other library keeps its files.
+            training: public facts of the training, for run.json.
+            continues: whether a training that begins again continues the charges of one that was killed in its place:
+                what that one released is out.
+            note: what a checkpoint says of its run; None without a checkpoint.
+            near: where the checkpoint's run folder may lie, next to it or above.
+            what: the checkpoint's name in the caller's own words.
+        """
+        self.engine.journal.diagnosed |= self.shows_losses
+        facts = {"training": training, "target_epsilon": self.privacy.target_epsilon}
+        if note is not None:
+            resume_run(self.engine, note, self.run_folder, near=(*near, under), what=what, facts=facts)
+            return
+        cut_off = get_distributed_context().broadcast_from_rank_zero(lambda: cut_off_run(under) if continues else None)
+        begin_run(self.engine, self.run_folder or cut_off, under=under, facts=facts)
+
+    def attach(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        loader: "DataLoader[object]",
+        *,
+        steps: int,
+        steps_per_epoch: int,
+        first_step: int,
+        microbatch_size: int | None,
+    ) -> PrivateLoader:
+        """Make the parts private with the noise of the privacy arguments.
+
+        Args:
+            module: to train.
+            optimizer: steps it.
+            loader: the user's.
+            steps: to come; 0 counts as one.
+            steps_per_epoch: logical batches an epoch.
+            first_step: number of the first batch: so many came before the checkpoint.
+            microbatch_size: most records in one forward and backward.
+        """
+        privacy, rate = self.privacy, 1 / steps_per_epoch
+        noise = privacy.noise_multiplier
+        if privacy.target_epsilon is not None:
+            self._steps_left = max(1, steps)
+            noise = self._calibrated(privacy.target_epsilon, self._steps_left, rate, len(dataset_size_of(loader)))
+        _, _, private = self.engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=noise,
+            max_grad_norm=privacy.max_grad_norm,
+            sample_rate=rate,
+            clipping=privacy.clipping,
+            neighboring_relation=privacy.neighboring_relation,
+            microbatch_size=microbatch_size,
+            public_records=privacy.public_records,
         )
-    plan = Plan(
-        noise_multiplier=1.0,
-        max_grad_norm=privacy.max_grad_norm,
-        sample_rate=sample_rate,
-        steps=steps,
-        expected_batch_size=records * sample_rate,
-        delta=privacy.delta,
-        neighboring_relation=privacy.neighboring_relation,
-        clipping=get_clipping(privacy.clipping),
-    )
-    # Once for all processes: two kinds of machine may differ in the last digit.
-    return get_distributed_context().broadcast_from_rank_zero(
-        lambda: accounting.calibrate_noise_multiplier(
-            lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
-            target_epsilon=target,
+        if first_step:
+            self.engine.start_at([first_step])
+        return private
+
+    def _calibrated(self, target: float, steps: int, sample_rate: float, records: int) -> float:
+        """The least noise multiplier with which `steps` more steps, and all that was charged, stay within the target.
+
+        Raises:
+            InvalidArgument: nothing of the target is left.
+        """
+        privacy, spent = self.privacy, self.engine.event()
+        if self.engine.get_epsilon(privacy.delta) >= target * (1 - 1e-3):
+            raise InvalidArgument(
+                f"target_epsilon must leave something for further steps, got {target:g}, which is spent. Raise it."
+            )
+        plan = Plan(
+            noise_multiplier=1.0,
+            max_grad_norm=privacy.max_grad_norm,
+            sample_rate=sample_rate,
+            steps=steps,
+            expected_batch_size=records * sample_rate,
             delta=privacy.delta,
             neighboring_relation=privacy.neighboring_relation,
+            clipping=get_clipping(privacy.clipping),
         )
-    )
+        # Once for all processes: two kinds of machine may differ in the last digit.
+        return get_distributed_context().broadcast_from_rank_zero(
+            lambda: accounting.calibrate_noise_multiplier(
+                lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
+                target_epsilon=target,
+                delta=privacy.delta,
+                neighboring_relation=privacy.neighboring_relation,
+            )
+        )
+
+    def count_step(self, advice: str) -> None:
+        """Refuse a step beyond those that the noise was chosen for."""
+        if self._steps_left == 0:
+            raise NonPrivateStep(
+                f"training must end with the steps that target_epsilon was planned for, got one more{advice}"
+            )
+        if self._steps_left is not None:
+            self._steps_left -= 1
+
+    def show_loss(self, step: int, loss: float) -> None:
+        """Write a private loss to this terminal only: what is logged goes to files, callbacks and services."""
+        sys.stderr.write(f"private diagnostics: step {step}, loss {loss:.4g}\n")
+
+    def epsilon(self) -> float:
+        """ε spent so far; the transcript is on the disk before it is shown."""
+        self.engine.journal.sync()
+        return self.engine.get_epsilon(self.privacy.delta)
+
+    def require_public(self, what: str) -> None:
+        """Refuse to evaluate private records.
+
+        Raises:
+            InvalidArgument: the data were not declared public.
+        """
+        if not self.privacy.eval_data_are_public:
+            raise InvalidArgument(
+                f"eval_data_are_public must be True for {what}, got False: no noise covers what is measured on private "
+                "records. Declare it, or buy an evaluation from the budget (`sordino explain report`)."
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -284,13 +406,8 @@ def resume_run(
         InvalidArgument: in all processes: the run folder is not there, another process writes it, or the engine has
             charged something that is not in it.
     """
-    places = near if run_folder is None else (run_folder,)
-
-    def found() -> str | None:
-        path = find_run_folder(note(), places, what=what)
-        return None if path is None else str(path)
-
-    path = get_distributed_context().broadcast_from_rank_zero(found)
+    where = near if run_folder is None else (run_folder,)
+    path = get_distributed_context().broadcast_from_rank_zero(lambda: find_run_folder(note(), where, what=what))
     if path is None:
         begin_run(engine, run_folder, under=near[-1], facts=facts)
     else:

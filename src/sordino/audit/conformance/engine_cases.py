@@ -33,6 +33,7 @@ from sordino.audit.conformance.framework import (
     NotSupported,
     PrivateTraining,
     case,
+    check_sums,
     distance,
     exact_sum,
     l2_norm,
@@ -48,7 +49,6 @@ __all__ = ["BATCHES", "CheckedEngine", "ENGINE_CHECKS", "check_engine"]
 
 BATCHES: dict[str, Case] = {}
 _C = 0.5
-_TOLERANCE = 3e-5
 
 
 def _records() -> tuple[Tensor, Tensor]:
@@ -68,12 +68,6 @@ def _private(
 def _gradients(private: PrivateTraining) -> list[Tensor]:
     held = [p for group in private.optimizer.param_groups for p in group["params"] if p.requires_grad]
     return [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in held]
-
-
-def _must_be(got: list[Tensor], wanted: list[Tensor]) -> None:
-    off = distance(got, wanted) / max(l2_norm(wanted), 1e-30)
-    if not off <= _TOLERANCE:
-        raise ConformanceFailure(f"the clipped sum is off by {100 * off:.2g} %")
 
 
 def _wanted(model: nn.Module, loss: ConformanceLoss) -> list[Tensor]:
@@ -99,29 +93,29 @@ def _two_backwards(name: str, *, second_first: bool) -> None:
             for loss in reversed(losses) if second_first else losses:
                 loss.backward()
             private.optimizer.step()
-        _must_be(_gradients(private), wanted)
+        check_sums(_gradients(private), wanted)
 
 
 _two_backwards("the first loss first", second_first=False)
 _two_backwards("the second loss first", second_first=True)
 
 
+def _of_one_output(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return F.cross_entropy(out, y), out.square().sum(1).mean()
+
+
 @case(BATCHES, "two losses of one forward pass add up before clipping")
 def _retained(library: Library) -> None:
     model = set_parameters(nn.Linear(5, 3))
-
-    def both(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        out = model(batch[0])
-        return F.cross_entropy(out, batch[1]) + out.square().sum(1).mean()
-
-    wanted = _wanted(model, ConformanceLoss(mean=both))  # pyright: ignore[reportArgumentType]
+    both = ConformanceLoss(mean=lambda model, batch: sum(_of_one_output(model(batch[0]), batch[1]), torch.zeros(())))
+    wanted = _wanted(model, both)
     private = _private(library, model)
     for x, y in private.loader:
-        out = private.model(x)
-        F.cross_entropy(out, y).backward(retain_graph=True)
-        out.square().sum(1).mean().backward()
+        first, second = _of_one_output(private.model(x), y)
+        first.backward(retain_graph=True)
+        second.backward()
         private.optimizer.step()
-    _must_be(_gradients(private), wanted)
+    check_sums(_gradients(private), wanted)
 
 
 @case(BATCHES, "a forward pass without a backward pass adds nothing")
@@ -133,7 +127,7 @@ def _forward_alone(library: Library) -> None:
         private.model(3 * x)
         F.cross_entropy(private.model(x), y).backward()
         private.optimizer.step()
-    _must_be(_gradients(private), wanted)
+    check_sums(_gradients(private), wanted)
 
 
 def _layers() -> nn.Sequential:
@@ -159,7 +153,7 @@ def _unfrozen(library: Library) -> None:
     _step(private)
     model[0].requires_grad_(requires_grad=True)
     wanted = _wanted(model, CROSS_ENTROPY)
-    _must_be(_step(private), wanted)
+    check_sums(_step(private), wanted)
 
 
 @case(BATCHES, "a layer frozen between steps no longer counts")
@@ -169,7 +163,7 @@ def _frozen(library: Library) -> None:
     _step(private)
     model[0].requires_grad_(requires_grad=False)
     wanted = _wanted(model, CROSS_ENTROPY)
-    _must_be(_step(private), wanted)
+    check_sums(_step(private), wanted)
 
 
 class _EarlyExit(nn.Module):
@@ -190,7 +184,7 @@ def _skipped(library: Library) -> None:
     _step(private)
     model.early = True
     wanted = _wanted(model, CROSS_ENTROPY)
-    _must_be(_step(private), wanted)
+    check_sums(_step(private), wanted)
 
 
 def _counter(library: Library, records: int, data: "DataLoader[Any] | None" = None, **options: Any) -> PrivateTraining:
@@ -437,20 +431,6 @@ def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def _engine_checks_gradients(
-    library: Library,
-    model: nn.Module,
-    tensors: Sequence[Tensor],
-    loss: RecordLosses,
-    *,
-    steps: int,
-    after: PrivateTraining | None = None,
-    **options: object,
-) -> list[list[Tensor]]:
-    """The gradients, tensor by tensor, that the optimizer sees in each of `steps` steps."""
-    return _run(library, model, tensors, loss, steps=steps, after=after, **options)[0]
-
-
 def _run(
     library: Library,
     model: nn.Module,
@@ -461,6 +441,7 @@ def _run(
     after: PrivateTraining | None = None,
     **options: object,
 ) -> tuple[list[list[Tensor]], PrivateTraining]:
+    """The gradients, tensor by tensor, that the optimizer sees in each of `steps` steps, and the training."""
     data = TensorDataset(*tensors)
     wanted = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.0), "max_grad_norm": _ENGINE_CHECKS_C} | options
     make = library.make_private if after is None else partial(library.resume, after)
@@ -495,15 +476,31 @@ def _squares(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return (model(batch[0]) - batch[1]).square().sum(1).mean()
 
 
+ENGINE_CHECKS: dict[str, Case] = {}
+
+
+def _engine_check(name: str) -> Callable[[Callable[[Library], bool]], Callable[[Library], None]]:
+    """Decorator: put a check that says whether all is well among the engine's, under the sentence `name`."""
+
+    def register(check: Callable[[Library], bool]) -> Callable[[Library], None]:
+        @case(ENGINE_CHECKS, name)
+        def run(library: Library) -> None:
+            if not check(library):
+                raise ConformanceFailure("it is not so")
+
+        return run
+
+    return register
+
+
 # ── the checks ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@_engine_check("noise has the declared scale in every tensor")
 def _noise_scale(library: Library) -> bool:
     """Every tensor's noise has standard deviation z·C/B, and none is left out."""
     model = nn.Sequential(_linear(100, 200), _linear(200, 100))
-    (noises,) = _engine_checks_gradients(
-        library, model, (torch.zeros(32, 100),), _silent, steps=1, batch_size=8, noise_multiplier=_Z
-    )
+    (noises,), _ = _run(library, model, (torch.zeros(32, 100),), _silent, steps=1, **_OPTIONS)
     for noise in noises:
         ratio = float(noise.double().square().mean()) / (_Z * _ENGINE_CHECKS_C / 8) ** 2
         if abs(ratio - 1) > 5 * math.sqrt(2 / noise.numel()):
@@ -511,11 +508,10 @@ def _noise_scale(library: Library) -> bool:
     return True
 
 
+@_engine_check("noise is fresh in every step and coordinate")
 def _fresh_noise(library: Library) -> bool:
     """No two steps and no two coordinates share their noise."""
-    rows = _engine_checks_gradients(
-        library, _linear(100, 100), (torch.zeros(32, 100),), _silent, steps=3, batch_size=8, noise_multiplier=_Z
-    )
+    rows, _ = _run(library, _linear(100, 100), (torch.zeros(32, 100),), _silent, steps=3, **_OPTIONS)
     matrix = torch.stack([_flat(row) for row in rows]).numpy()
     if not matrix.any():
         return True  # no noise at all is what another check finds
@@ -524,6 +520,7 @@ def _fresh_noise(library: Library) -> bool:
     return bool(np.abs(np.corrcoef(matrix) - np.eye(3)).max() < 6 / math.sqrt(matrix.shape[1]))
 
 
+@_engine_check("one record moves the sum by at most the clipping norm")
 def _sensitivity(library: Library) -> bool:
     """A record more, however large, moves the sum over all layers by at most C."""
     features, targets = synthetic_normal(12, 4), synthetic_normal(12, 1)
@@ -540,10 +537,11 @@ def _sensitivity(library: Library) -> bool:
 def _sum_of(library: Library, x: Tensor, y: Tensor, *, microbatch_size: int | None = None) -> Tensor:
     model = nn.Sequential(_linear(4, 5), nn.Tanh(), _linear(5, 1))
     options = {"batch_size": len(x), "noise_multiplier": 0.0, "microbatch_size": microbatch_size}
-    (gradients,) = _engine_checks_gradients(library, model, (x, y), _squares, steps=1, **options)
+    (gradients,), _ = _run(library, model, (x, y), _squares, steps=1, **options)
     return len(x) * _flat(gradients)
 
 
+@_engine_check("chunks have the sum of the whole batch")
 def _chunks(library: Library) -> bool:
     """A logical batch in chunks has the sum of the whole: each record is in it once."""
     x, y = synthetic_normal(12, 4), synthetic_normal(12, 1)
@@ -555,7 +553,7 @@ def _chunks(library: Library) -> bool:
 def _counts(library: Library, records: int, batch_size: int, steps: int) -> list[float]:
     """How many records there were in each step, from gradients of −1 each, clipped to C."""
     model = _linear(1, 1, bias=False)
-    seen = _engine_checks_gradients(
+    seen, _ = _run(
         library,
         model,
         (torch.ones(records, 1),),
@@ -567,12 +565,14 @@ def _counts(library: Library, records: int, batch_size: int, steps: int) -> list
     return [-batch_size * float(_flat(gradients)[0]) / _ENGINE_CHECKS_C for gradients in seen]
 
 
+@_engine_check("the divisor is public")
 def _public_divisor(library: Library) -> bool:
     """The sum is divided by the declared batch size: sums of equal gradients are whole multiples of one record's."""
     counts = _counts(library, 40, 10, 8)
     return all(abs(count - round(count)) < 1e-3 for count in counts) and len({round(count) for count in counts}) > 1
 
 
+@_engine_check("batches are drawn by Poisson sampling")
 def _poisson(library: Library) -> bool:
     """Batch sizes have mean nq and variance nq(1 − q)."""
     records, batch_size, steps = 100, 25, 200
@@ -582,6 +582,7 @@ def _poisson(library: Library) -> bool:
     return bool(mean_is_right and abs(counts.var() / variance - 1) < 5 * math.sqrt(2 / steps))
 
 
+@_engine_check("a broken record adds nothing and stops nothing")
 def _broken_record(library: Library) -> bool:
     """A record that is no number adds nothing, and the step is taken with its noise all the same."""
     x, y = synthetic_normal(12, 4), synthetic_normal(12, 1)
@@ -593,13 +594,14 @@ def _broken_record(library: Library) -> bool:
         targets = y.clone()
         model = _linear(4, 1, bias=False)
         targets[-1] = 0.0
-        (gradients,) = _engine_checks_gradients(
+        (gradients,), _ = _run(
             library, model, (features, targets), _squares, steps=1, batch_size=12, noise_multiplier=_Z, seed=5
         )
         taken.append(_flat(gradients))
     return all(torch.equal(taken[0], other) for other in taken[1:])
 
 
+@_engine_check("a resumed run draws new noise")
 def _new_noise_on_resume(library: Library) -> bool:
     """Two runs that go on from the same state draw other noise than each other, and than the run before."""
     noises: list[Tensor] = []
@@ -615,7 +617,8 @@ def _new_noise_on_resume(library: Library) -> bool:
     return all(not bool((noises[i] == noises[j]).any()) for i in range(3) for j in range(i))
 
 
-def _engine_checks_charged(library: Library) -> bool:
+@_engine_check("every step is charged")
+def _every_step_charged(library: Library) -> bool:
     """Every step is charged, by the sampler's rate and the noise of the plan, through a resume too."""
     steps, last = 0, None
     for _ in range(2):
@@ -626,26 +629,3 @@ def _engine_checks_charged(library: Library) -> bool:
         if last.epsilon(_DELTA) < least * (1 - 1e-9):
             return False
     return True
-
-
-def _checked(name: str, check: Callable[[Library], bool]) -> Case:
-    def run(library: Library) -> None:
-        if not check(library):
-            raise ConformanceFailure("it is not so")
-
-    return Case(name=name, expects="right", check=run)
-
-
-_CHECKS: dict[str, Callable[[Library], bool]] = {
-    "noise has the declared scale in every tensor": _noise_scale,
-    "noise is fresh in every step and coordinate": _fresh_noise,
-    "one record moves the sum by at most the clipping norm": _sensitivity,
-    "chunks have the sum of the whole batch": _chunks,
-    "the divisor is public": _public_divisor,
-    "batches are drawn by Poisson sampling": _poisson,
-    "a broken record adds nothing and stops nothing": _broken_record,
-    "a resumed run draws new noise": _new_noise_on_resume,
-    "every step is charged": _engine_checks_charged,
-}
-
-ENGINE_CHECKS: dict[str, Case] = {name: _checked(name, check) for name, check in _CHECKS.items()}

@@ -19,7 +19,6 @@ from sordino.errors import SordinoError
 from sordino.randomness import KeyedRNG
 from sordino.training.engine import PrivacyEngine
 from sordino.training.fit import fit
-from sordino.training.loader import PrivateLoader
 from sordino.training.plan import PerformanceOptions, Plan
 
 __all__ = [
@@ -36,6 +35,7 @@ __all__ = [
     "NotSupported",
     "PrivateTraining",
     "case",
+    "check_sums",
     "distance",
     "exact_sum",
     "l2_norm",
@@ -208,7 +208,8 @@ class EngineLibrary:
             data = DataLoader(data, batch_size=len(cast("Any", data)) if batch_size is None else batch_size)
         engine = self.new(seed=seed, reproducible=seed is not None, secure_mode=self.secure_mode)
         wanted = cast("dict[str, Any]", {"noise_multiplier": 0.0, "max_grad_norm": 1.0} | options)
-        return _in_engine(engine.make_private(module=model, optimizer=optimizer, data_loader=data, **wanted), engine)
+        parts = engine.make_private(module=model, optimizer=optimizer, data_loader=data, **wanted)
+        return EngineTraining(model=parts[0], optimizer=parts[1], loader=parts[2], engine=engine)
 
     def resume(
         self, interrupted: PrivateTraining, model: nn.Module, data: Dataset[Any], **options: object
@@ -345,10 +346,6 @@ def library_paths() -> dict[str, Library]:
     return {way.name: way for way in ways}
 
 
-def _in_engine(parts: tuple[nn.Module, Optimizer, PrivateLoader], engine: PrivacyEngine) -> EngineTraining:
-    return EngineTraining(model=parts[0], optimizer=parts[1], loader=parts[2], engine=engine)
-
-
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
 
@@ -475,8 +472,8 @@ def exact_sum(
     reference = copy.deepcopy(model).double()
     wanted = [parameter for parameter in reference.parameters() if parameter.requires_grad]
     sums = [torch.zeros_like(parameter) for parameter in wanted]
-    for place in range(len(batch[0])):
-        rows = [column[place : place + 1] for column in batch]
+    for index in range(len(batch[0])):
+        rows = [column[index : index + 1] for column in batch]
         record = [row.double() if row.is_floating_point() else row for row in rows]
         # The usual backward pass: reentrant checkpoints know no other.
         reference.zero_grad()
@@ -499,7 +496,11 @@ def must_be_exact(
     """The library's clipped sum is the slow one."""
     model = set_parameters(build())
     wanted = exact_sum(model, batch, loss, max_grad_norm=max_grad_norm)
-    got = library.clipped_sum(model, batch, loss, max_grad_norm=max_grad_norm)
+    check_sums(library.clipped_sum(model, batch, loss, max_grad_norm=max_grad_norm), wanted)
+
+
+def check_sums(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """A clipped sum is the slow one, up to rounding and the margin below the bound."""
     off = distance(got, wanted) / max(l2_norm(wanted), 1e-30)
     if not off <= _TOLERANCE:
         raise ConformanceFailure(f"the clipped sum is off by {100 * off:.2g} %")
