@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from sordino import checks
-from sordino.data import CategoricalColumn, NumericColumn, Schema
+from sordino.data import NumericColumn, Schema
 from sordino.data.discretization import DiscreteColumn, TableSource, table_columns
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator, require_declared
@@ -321,25 +321,19 @@ class _Releases:
         checks.in_range(1, 1000, bins=bins)
         confidence = checks.in_range(0.5, 1 - 1e-12, confidence=asked.confidence)
         epsilon, delta = asked._budget()  # pyright: ignore[reportPrivateUsage]
-        target = (
-            CategoricalColumn(name=schema.target, categories=schema.labels)
-            if schema.target_bounds is None
-            else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
-        )
-        self.columns = [DiscreteColumn(column=one, bins=_FINE * bins) for one in (*schema.columns, target)]
+        declared = (*schema.columns, schema.target_column)
+        self.columns = [DiscreteColumn(column=one, bins=_FINE * bins) for one in declared]
         self.table_format = schema.table_format
-        self.pairs = self._pairs(asked.cross, target)
+        self.pairs = self._pairs(asked.cross, schema.target)
         self.noise = _Noise(confidence=confidence, pure=delta == 0)
         self.numeric = [one for one in self.columns if isinstance(one.column, NumericColumn)]
         self._share(make_budget(epsilon=epsilon, delta=delta), rng)
 
-    def _pairs(
-        self, cross: Sequence[tuple[str, str]] | None, target: NumericColumn | CategoricalColumn
-    ) -> "list[tuple[_Side, _Side]]":
+    def _pairs(self, cross: Sequence[tuple[str, str]] | None, target: str) -> "list[tuple[_Side, _Side]]":
         by_name = {one.name: _Side(one) for one in self.columns}
         if cross is None:
             few = [one.name for one in self.columns if one.bounds is None and len(one.listed) <= _MOST_CATEGORIES]
-            return [(by_name[name], by_name[target.name]) for name in few if name != target.name]
+            return [(by_name[name], by_name[target]) for name in few if name != target]
         for pair in cross:
             if len(pair) != 2 or pair[0] == pair[1]:
                 raise InvalidArgument(f"cross must be pairs of different columns, got {pair!r}. Name two columns.")

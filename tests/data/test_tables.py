@@ -245,5 +245,5 @@ def test_removing_one_row_removes_at_most_its_own_record(tmp_path, table, data):
 )
 def test_numbers_are_read_as_python_reads_them(tmp_path, written_numbers):
     (tmp_path / "n.csv").write_text("x,y\n" + "".join(f'"{text}",1\n' for text in written_numbers))
-    found = read_columns(tmp_path / "n.csv", ["x"], numeric=["x"])["x"]
+    found = read_columns(tmp_path / "n.csv", {"x": "number"})["x"]
     np.testing.assert_array_equal(found, [to_number(text) for text in written_numbers])

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
 from numbers import Real
@@ -32,8 +32,9 @@ from sordino.data.schema import (
 from sordino.data.tables import (
     Column,
     EncodedColumn,
+    Kinds,
     column_numbers,
-    number_text,
+    entry_text,
     positions,
     read_columns,
     scaled_values,
@@ -209,14 +210,9 @@ class TableDomain:
     def of_schema(cls, schema: Schema, *, bins: int = 20) -> "TableDomain":
         """The columns of a schema, each number in `bins` equal parts."""
         checks.in_range(1, 10_000, bins=checks.integer(1, bins=bins))
-        target = (
-            CategoricalColumn(name=schema.target, categories=schema.labels)
-            if schema.target_bounds is None
-            else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
-        )
         columns = [DiscreteColumn(column=column, bins=bins) for column in schema.columns]
         return cls(
-            columns=(*columns, DiscreteColumn(column=target, bins=bins, required=True)),
+            columns=(*columns, DiscreteColumn(column=schema.target_column, bins=bins, required=True)),
             table_format=schema.table_format,
         )
 
@@ -245,7 +241,7 @@ class TableDomain:
     ) -> dict[str, Float64[np.ndarray, " n"] | list[str]]:
         """Values for the cells of records, by column."""
         return {
-            column.name: column.values(codes[:, place], uniforms[:, place]) for place, column in enumerate(self.columns)
+            column.name: column.values(codes[:, index], uniforms[:, index]) for index, column in enumerate(self.columns)
         }
 
 
@@ -261,11 +257,8 @@ def table_columns(
         InvalidArgument: the file can't be read, or a column is not there; no message quotes a cell.
     """
     if isinstance(table, str | Path):
-        numeric = [column.name for column in columns if isinstance(column, NumericColumn)]
-        names = [column.name for column in columns]
-        dates = [column.name for column in columns if isinstance(column, DateColumn)]
-        path = Path(table).expanduser()
-        return read_columns(path, names, numeric=numeric, dates=dates, table_format=table_format)
+        kinds: Kinds = {column.name: column.read_as for column in columns}
+        return read_columns(Path(table).expanduser(), kinds, table_format=table_format)
     found: dict[str, Column] = {}
     for column in columns:
         cells = _cells(table, column.name)
@@ -274,8 +267,8 @@ def table_columns(
         elif isinstance(column, NumericColumn):
             found[column.name] = np.array([_number(cell) for cell in cells], dtype=np.float64)
         else:
-            texts = [_text(cell) for cell in cells]
-            listed = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            texts = [entry_text(cell) or "" for cell in cells]
+            listed = {text: index for index, text in enumerate(dict.fromkeys(texts))}
             codes = np.array([listed[text] for text in texts], dtype=np.int64)
             found[column.name] = EncodedColumn(values=tuple(listed), codes=codes)
     if len({len(column.codes if isinstance(column, EncodedColumn) else column) for column in found.values()}) > 1:
@@ -313,18 +306,3 @@ def _number(cell: object) -> float:
         return float(cell) if isinstance(cell, Real | Decimal | np.bool_) else np.nan
     except (OverflowError, TypeError, ValueError):
         return np.nan
-
-
-def _text(cell: object) -> str:
-    """The text by which a file would give the cell; "" where it is missing."""
-    if isinstance(cell, str):
-        return cell.strip()
-    if isinstance(cell, bool | np.bool_):
-        return "true" if cell else "false"
-    if isinstance(cell, date):  # also a datetime, and pandas' own
-        text = cell.isoformat()
-        return "" if text == "NaT" else text
-    if isinstance(cell, int | np.integer):
-        return str(int(cell))
-    number = _number(cell)
-    return "" if math.isnan(number) else number_text(number)

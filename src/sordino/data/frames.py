@@ -29,8 +29,8 @@ def frame_columns(frame: object, schema: Schema, *, with_target: bool) -> dict[s
         InvalidArgument: It is no table, lacks a declared column, or a column's type can't hold what is declared.
     """
     require("tables", "pyarrow", user="a table")
-    names, numeric, dates = declared_kinds(schema, with_target=with_target)
-    return arrow_columns(_NAME, _arrow_table(frame, names), names=names, numeric=numeric, dates=dates)
+    kinds = declared_kinds(schema, with_target=with_target)
+    return arrow_columns(_NAME, _arrow_table(frame, list(kinds)), kinds)
 
 
 def text_column(values: object) -> EncodedColumn:
@@ -38,7 +38,7 @@ def text_column(values: object) -> EncodedColumn:
     require("tables", "pyarrow", user="a table")
     import pyarrow as pa
 
-    found = arrow_columns(_NAME, pa.table({"y": _arrow_array("y", values)}), names=["y"], numeric=(), dates=())["y"]
+    found = arrow_columns(_NAME, pa.table({"y": _arrow_array("y", values)}), {"y": "text"})["y"]
     assert isinstance(found, EncodedColumn)
     return found
 

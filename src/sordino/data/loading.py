@@ -257,29 +257,42 @@ def load_dataset(
     for name, public in (("public_schema_from", sample), ("test", test_path)):
         if public is not None:
             require_other_file(name, public, private=path)
-    test_file = _TestFile(path=test_path, public=test_is_public)
     if is_array(path):
-        return _array_set(path, test_file, declared, sample, target)
-    return _table_set(path, test_file, declared, sample, target, target_bounds, table_format)
+        found, records, count_unlisted = _array_reader(path, declared, sample, target)
+    else:
+        found, records, count_unlisted = _table_reader(path, declared, sample, target, target_bounds, table_format)
+    train = records(path)
+    if sample is not None:
+        require_other_records("public_schema_from", records(sample), private=train)
+    measured = None
+    if test_path is not None:
+        measured = records(test_path)
+        require_other_records("test", measured, private=train)
+        if test_is_public:
+            _check_test_labels(test_path, found.labels, count_unlisted(test_path), measured)
+    return DatasetSplits(
+        name=path.name.split(".")[0],
+        train=train,
+        test=measured,
+        labels=found.labels,
+        public=False,
+        source=str(path),
+        license="the user's own",
+        schema=found if isinstance(found, Schema) else None,
+        array_schema=found if isinstance(found, ArraySchema) else None,
+        test_declared_public=test_path is not None and test_is_public,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TestFile:
-    """The file to measure on, if there is one, and whether its records are public."""
-
-    path: Path | None
-    public: bool
-
-
-def _table_set(
+def _table_reader(
     path: Path,
-    test: _TestFile,
     declared: Schema | ArraySchema | None,
     sample: Path | None,
     target: str | None,
     target_bounds: tuple[float, float] | None,
     table_format: TableFormat | None,
-) -> DatasetSplits:
+) -> tuple[Schema, Callable[[Path], Records], Callable[[Path], int]]:
+    """The schema of a table, the reader of its records, and the count of public records with an unlisted label."""
     if isinstance(declared, ArraySchema):
         raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare the columns.")
     if sample is not None:
@@ -298,70 +311,28 @@ def _table_set(
         )
 
     def count_unlisted(file: Path) -> int:
-        parts = iterate_columns(file, [declared.target], table_format=declared.table_format)
+        parts = iterate_columns(file, {declared.target: "text"}, table_format=declared.table_format)
         return sum(unlisted_labels(columns, declared) for columns in parts)
 
-    return _user_set(path, declared.labels, declared, records, count_unlisted, sample=sample, test=test)
+    return declared, records, count_unlisted
 
 
-def _array_set(
-    path: Path, test: _TestFile, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
-) -> DatasetSplits:
+def _array_reader(
+    path: Path, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
+) -> tuple[ArraySchema, Callable[[Path], Records], Callable[[Path], int]]:
+    """As `_table_reader`, of an array file."""
     if isinstance(declared, Schema):
         raise InvalidArgument(
             "schema must describe an array file, got the columns of a table. Declare an array schema."
         )
     _require_target(target, "label")
-    declared = array_schema_from_sample(sample) if sample is not None else declared
-    if declared is None:
+    found = array_schema_from_sample(sample) if sample is not None else declared
+    if found is None:
         raise MissingDeclaration(
             f"the range of the numbers and the labels of {path.name!r} must be declared. Give a schema file like "
             '{"array": {"low": 0, "high": 255}, "labels": ["cat", "dog"]}, or public_schema_from = a public sample.'
         )
-    return _user_set(
-        path,
-        declared.labels,
-        None,
-        lambda file: array_records(file, declared),
-        lambda file: unlisted_array_labels(file, declared),
-        sample=sample,
-        test=test,
-        array_schema=declared,
-    )
-
-
-def _user_set(
-    path: Path,
-    labels: tuple[str, ...],
-    schema: Schema | None,
-    records: Callable[[Path], Records],
-    count_unlisted: Callable[[Path], int],
-    *,
-    sample: Path | None,
-    test: _TestFile,
-    array_schema: ArraySchema | None = None,
-) -> DatasetSplits:
-    train = records(path)
-    if sample is not None:
-        require_other_records("public_schema_from", records(sample), private=train)
-    measured = None
-    if test.path is not None:
-        measured = records(test.path)
-        require_other_records("test", measured, private=train)
-        if test.public:
-            _check_test_labels(test.path, labels, count_unlisted(test.path), measured)
-    return DatasetSplits(
-        name=path.name.split(".")[0],
-        train=train,
-        test=measured,
-        labels=labels,
-        public=False,
-        source=str(path),
-        license="the user's own",
-        schema=schema,
-        array_schema=array_schema,
-        test_declared_public=test.path is not None and test.public,
-    )
+    return found, lambda file: array_records(file, found), lambda file: unlisted_array_labels(file, found)
 
 
 def _check_test_labels(path: Path, labels: tuple[str, ...], unlisted: int, records: Records) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from sordino.checks import integer
 from sordino.data.arrays import labels_path, read_idx, to_images
 from sordino.data.schema import CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema, fixed_order
-from sordino.data.tables import encode_table, read_columns
+from sordino.data.tables import declared_kinds, encode_table, read_columns
 from sordino.errors import DataUnavailable
 from sordino.shapes import Float32, UInt8
 
@@ -113,10 +113,7 @@ ADULT_SCHEMA = Schema(
         NumericColumn(name="education-num", low=1, high=16),
         CategoricalColumn(name="marital-status", categories=_MARITAL),
         CategoricalColumn(name="occupation", categories=_OCCUPATION),
-        CategoricalColumn(
-            name="relationship",
-            categories=("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried"),
-        ),
+        CategoricalColumn(name="relationship", categories=_RELATIONSHIP),
         CategoricalColumn(
             name="race", categories=("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black")
         ),
@@ -148,8 +145,7 @@ def load_adult() -> DatasetSplits:
 
 
 def _records(name: str) -> Records:
-    names = [*(column.name for column in ADULT_SCHEMA.columns), ADULT_SCHEMA.target]
-    return encode_table(read_columns(FILES / name, names), ADULT_SCHEMA)
+    return encode_table(read_columns(FILES / name, declared_kinds(ADULT_SCHEMA, with_target=True)), ADULT_SCHEMA)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -190,7 +186,7 @@ def hashed_features(texts: Sequence[str], *, width: int = TEXT_WIDTH) -> Float32
     for row, text in zip(features, texts, strict=True):
         for word in set(_WORD.findall(text.lower())):
             if word not in seen:
-                seen[word] = _place(word, width)
+                seen[word] = _feature_of(word, width)
             index, sign = seen[word]
             row[index] += sign
         norm = float(np.linalg.norm(row))
@@ -199,7 +195,7 @@ def hashed_features(texts: Sequence[str], *, width: int = TEXT_WIDTH) -> Float32
     return features
 
 
-def _place(word: str, width: int) -> tuple[int, float]:
+def _feature_of(word: str, width: int) -> tuple[int, float]:
     code = zlib.crc32(word.encode())
     # The top bit decides the sign; the index comes from the others.
     return (code & 0x7FFFFFFF) % width, 1.0 if code >> 31 else -1.0
@@ -221,19 +217,17 @@ def read_imdb(files: tuple[Path, ...], *, keep_texts: bool = False) -> tuple[Rec
         for split, review in _archive(path) if path.name.endswith(".tar.gz") else _json_lines(path):
             reviews[split].append(review)
     except (OSError, EOFError, KeyError, ValueError, tarfile.TarError, lzma.LZMAError, zlib.error) as problem:
-        raise DataUnavailable(
-            f"{str(path)!r} must be a complete data file, got a damaged one. Fetch it again."
-        ) from problem
+        raise _damaged(path) from problem
     return _text_records(reviews["train"], keep_texts), _text_records(reviews["test"], keep_texts)
 
 
 def _archive(path: Path) -> Iterator[tuple[str, tuple[int, str, str]]]:
     with tarfile.open(path, "r|gz") as archive:
         for member in archive:
-            place = _REVIEW.fullmatch(member.name)
-            stream = archive.extractfile(member) if place else None
-            if place and stream:
-                yield place[1], (int(place[2] == "pos"), place[3], stream.read().decode("utf-8"))
+            named = _REVIEW.fullmatch(member.name)
+            stream = archive.extractfile(member) if named else None
+            if named and stream:
+                yield named[1], (int(named[2] == "pos"), named[3], stream.read().decode("utf-8"))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, tuple[int, str, str]]]:

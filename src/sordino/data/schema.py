@@ -6,10 +6,12 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -55,7 +57,42 @@ _EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumericColumn:
+class _Column:
+    """What every column declares: a name, and whether one more feature says that a value is missing."""
+
+    name: str
+    missing: bool = False
+
+    kind: ClassVar[str]
+    """The type's name in a schema file."""
+    read_as: ClassVar[Literal["number", "date", "text"]] = "text"
+    """What the readers of tables take the values for."""
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+
+    @property
+    def width(self) -> int:
+        """Number of features: one, and one more for `missing`."""
+        return 1 + self.missing
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The column's own name, and ``column is missing``."""
+        return (self.name, f"{self.name} is missing") if self.missing else (self.name,)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form: what is declared, but what is as usual."""
+        found: dict[str, object] = {"name": self.name, "type": self.kind}
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if declared.name not in ("name", "missing") and value != declared.default:
+                found[declared.name] = list(value) if isinstance(value, tuple) else value
+        return found | ({"missing": True} if self.missing else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericColumn(_Column):
     """A number with public bounds: clipped to [low, high], then scaled to [-1, 1].
 
     A missing or unreadable number becomes the middle, which is 0 after scaling.
@@ -72,15 +109,16 @@ class NumericColumn:
         InvalidArgument: If the bounds are not finite or not in order, or not above 0 with `log`.
     """
 
-    name: str
+    kind = "numeric"
+    read_as = "number"
+
     low: float
     high: float
     whole: bool = False
     log: bool = False
-    missing: bool = False
 
     def __post_init__(self) -> None:
-        _require_name(self.name)
+        super().__post_init__()
         _require_bounds(f"the bounds of column {self.name!r}", self.low, self.high)
         if self.whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
             raise InvalidArgument(
@@ -93,26 +131,14 @@ class NumericColumn:
                 "out log."
             )
 
-    @property
-    def width(self) -> int:
-        """One feature, and one more for `missing`."""
-        return 1 + self.missing
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The column's own name, and ``column is missing``."""
-        return _with_flag(self.name, self.missing)
-
     def to_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        kind = "integer" if self.whole else "numeric"
-        return {"name": self.name, "type": kind, "low": self.low, "high": self.high} | _set(
-            log=self.log, missing=self.missing
-        )
+        """The JSON form; a whole number has a type of its own."""
+        found = super().to_dict()
+        return found | {"type": "integer"} if found.pop("whole", False) else found
 
 
 @dataclass(frozen=True, kw_only=True)
-class CategoricalColumn:
+class CategoricalColumn(_Column):
     """A value from a public list, one-hot; a missing or unlisted value is all zeros.
 
     Values are compared as text, without surrounding white space; whole numbers are written without a decimal point.
@@ -127,13 +153,13 @@ class CategoricalColumn:
         InvalidArgument: If the list is empty or holds a value twice.
     """
 
-    name: str
+    kind = "category"
+
     categories: tuple[str, ...]
     other: bool = False
-    missing: bool = False
 
     def __post_init__(self) -> None:
-        _require_name(self.name)
+        super().__post_init__()
         object.__setattr__(self, "categories", tuple(self.categories))
         _require_texts(f"the categories of column {self.name!r}", self.categories, at_least=1)
 
@@ -158,14 +184,9 @@ class CategoricalColumn:
         names += [f"{self.name} is other"] * self.other + [f"{self.name} is missing"] * self.missing
         return tuple(names)
 
-    def to_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        fields = {"name": self.name, "type": "category", "categories": list(self.categories)}
-        return fields | _set(other=self.other, missing=self.missing)
-
 
 @dataclass(frozen=True, kw_only=True)
-class OrdinalColumn:
+class OrdinalColumn(_Column):
     """A value from a public list that is in order: one number, from -1 for the first to 1 for the last.
 
     A missing or unlisted value is 0. Values are compared as those of `CategoricalColumn`.
@@ -179,32 +200,18 @@ class OrdinalColumn:
         InvalidArgument: If the list holds fewer than two values or one twice.
     """
 
-    name: str
+    kind = "ordinal"
+
     levels: tuple[str, ...]
-    missing: bool = False
 
     def __post_init__(self) -> None:
-        _require_name(self.name)
+        super().__post_init__()
         object.__setattr__(self, "levels", tuple(self.levels))
         _require_texts(f"the levels of column {self.name!r}", self.levels, at_least=2)
 
-    @property
-    def width(self) -> int:
-        """One feature, and one more for `missing`."""
-        return 1 + self.missing
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The column's own name, and ``column is missing``."""
-        return _with_flag(self.name, self.missing)
-
-    def to_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        return {"name": self.name, "type": "ordinal", "levels": list(self.levels)} | _set(missing=self.missing)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BooleanColumn:
+class BooleanColumn(_Column):
     """Yes or no: 1 for one of the values `true`, -1 for one of the values `false`, 0 for a missing or another value.
 
     Args:
@@ -217,13 +224,13 @@ class BooleanColumn:
         InvalidArgument: If a list is empty, or a value stands in both.
     """
 
-    name: str
+    kind = "boolean"
+
     true: tuple[str, ...] = ("true", "t", "yes", "y", "1")
     false: tuple[str, ...] = ("false", "f", "no", "n", "0")
-    missing: bool = False
 
     def __post_init__(self) -> None:
-        _require_name(self.name)
+        super().__post_init__()
         for key in ("true", "false"):
             object.__setattr__(self, key, tuple(getattr(self, key)))
             _require_texts(f"{key} of column {self.name!r}", getattr(self, key), at_least=1)
@@ -234,25 +241,9 @@ class BooleanColumn:
                 "Remove the repetition."
             )
 
-    @property
-    def width(self) -> int:
-        """One feature, and one more for `missing`."""
-        return 1 + self.missing
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The column's own name, and ``column is missing``."""
-        return _with_flag(self.name, self.missing)
-
-    def to_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        usual = type(self).true == self.true and type(self).false == self.false
-        lists = {} if usual else {"true": list(self.true), "false": list(self.false)}
-        return {"name": self.name, "type": "boolean"} | lists | _set(missing=self.missing)
-
 
 @dataclass(frozen=True, kw_only=True)
-class DateColumn:
+class DateColumn(_Column):
     """A date, or a date with a time, between public bounds: clipped, then scaled linearly to [-1, 1].
 
     A missing or unreadable date becomes the middle, 0. A date with an offset from UTC is moved to UTC; one without is
@@ -269,14 +260,15 @@ class DateColumn:
         InvalidArgument: If a bound is no date in ISO 8601, they are not in order, or `format` can't spell a date.
     """
 
-    name: str
+    kind = "date"
+    read_as = "date"
+
     low: str
     high: str
     format: str | None = None
-    missing: bool = False
 
     def __post_init__(self) -> None:
-        _require_name(self.name)
+        super().__post_init__()
         ends = [self.seconds(end, iso=True) for end in (self.low, self.high)]
         if any(math.isnan(end) for end in ends):
             raise InvalidArgument(
@@ -316,33 +308,9 @@ class DateColumn:
         """The bounds in seconds from 1970."""
         return self.seconds(self.low, iso=True), self.seconds(self.high, iso=True)
 
-    @property
-    def width(self) -> int:
-        """One feature, and one more for `missing`."""
-        return 1 + self.missing
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The column's own name, and ``column is missing``."""
-        return _with_flag(self.name, self.missing)
-
-    def to_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        fields: dict[str, object] = {"name": self.name, "type": "date", "low": self.low, "high": self.high}
-        return fields | ({} if self.format is None else {"format": self.format}) | _set(missing=self.missing)
-
 
 TableColumn = NumericColumn | CategoricalColumn | OrdinalColumn | BooleanColumn | DateColumn
 """A declared column. Its features have norm at most 1 together, whatever the record."""
-
-
-def _with_flag(name: str, missing: bool) -> tuple[str, ...]:
-    return (name, f"{name} is missing") if missing else (name,)
-
-
-def _set(**flags: bool) -> dict[str, object]:
-    """The flags that are set: the JSON form leaves the others out."""
-    return {name: True for name, value in flags.items() if value}
 
 
 def _parsed_date(read: Callable[[], datetime]) -> datetime | None:
@@ -487,6 +455,14 @@ class Schema:
         return sum(column.width for column in self.columns)
 
     @property
+    def target_column(self) -> "CategoricalColumn | NumericColumn":
+        """The target as a column."""
+        if self.target_bounds is None:
+            return CategoricalColumn(name=self.target, categories=self.labels)
+        low, high = self.target_bounds
+        return NumericColumn(name=self.target, low=low, high=high)
+
+    @property
     def data_norm(self) -> float:
         """The largest ℓ2 norm that the features of a record can have: each column's have norm at most 1."""
         return math.sqrt(len(self.columns))
@@ -494,7 +470,7 @@ class Schema:
     @property
     def one_hot(self) -> tuple[range, ...]:
         """For each category the features that it becomes after encoding, in order: at most one of them is set."""
-        ends = [sum(column.width for column in self.columns[: place + 1]) for place in range(len(self.columns))]
+        ends = accumulate(column.width for column in self.columns)
         pairs = zip(self.columns, ends, strict=True)
         return tuple(range(end - column.width, end) for column, end in pairs if isinstance(column, CategoricalColumn))
 
@@ -532,22 +508,22 @@ class Schema:
         return cls.from_dict(_object(text))
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, object]) -> "Schema":
+    def from_dict(cls, body: Mapping[str, object]) -> "Schema":
         """Read a schema from its JSON or TOML form as a dictionary; raises as `from_json` does."""
-        _only_known("schema", fields, {"target", "labels", "columns", "origin", "low", "high", "format"})
-        fields = _with_target_bounds({name: value for name, value in fields.items() if not _is_blank(value)})
-        raw_columns = fields.get("columns")
-        _check_not_missing(fields, raw_columns)
-        is_number = "low" in fields or "high" in fields
+        _only_known("schema", body, {"target", "labels", "columns", "origin", "low", "high", "format"})
+        body = _with_target_bounds({name: value for name, value in body.items() if not _is_blank(value)})
+        raw_columns = body.get("columns")
+        _check_not_missing(body, raw_columns)
+        bounds = None
+        if "low" in body or "high" in body:
+            bounds = _number("low of the target", body["low"]), _number("high of the target", body["high"])
         return cls(
             columns=tuple(_column(item) for item in _list("columns", raw_columns)),
-            target=_text("target", fields["target"]),
-            labels=_texts("labels", fields["labels"]) if "labels" in fields else (),
-            origin=_origin(fields),
-            target_bounds=(_number("low of the target", fields["low"]), _number("high of the target", fields["high"]))
-            if is_number
-            else None,
-            table_format=_table_format(fields.get("format", {})),
+            target=_text("target", body["target"]),
+            labels=_texts("labels", body["labels"]) if "labels" in body else (),
+            origin=_origin(body),
+            target_bounds=bounds,
+            table_format=_table_format(body.get("format", {})),
         )
 
     def encode(self, frame: object) -> "Records":
@@ -601,8 +577,8 @@ class ArraySchema:
 
     def to_json(self) -> str:
         """The schema as JSON text; `from_json` reads it back."""
-        fields = {"array": {"low": self.low, "high": self.high}, "labels": list(self.labels), "origin": self.origin}
-        return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+        body = {"array": {"low": self.low, "high": self.high}, "labels": list(self.labels), "origin": self.origin}
+        return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "ArraySchema":
@@ -672,7 +648,7 @@ def _check_not_missing(fields: Mapping[str, object], raw_columns: object) -> Non
         if not isinstance(item, Mapping):
             continue
         kind = str(item.get("type"))
-        needed = _NEEDED.get(kind, ("type",))
+        needed = tuple(_TYPES[kind][1]) if kind in _TYPES else ("type",)
         absent = [name for name in needed if name not in item or _is_blank(item[name])]
         if absent:
             missing.append(f"{', '.join(map(repr, absent))} of column {item.get('name', '(unnamed)')!r}")
@@ -687,24 +663,6 @@ def _origin(fields: Mapping[str, object]) -> Origin:
     return cast("Origin", one_of(("declared", "public_sample"), origin=fields.get("origin", "declared")))
 
 
-_NEEDED: Mapping[str, tuple[str, ...]] = {
-    "numeric": ("low", "high"),
-    "integer": ("low", "high"),
-    "category": ("categories",),
-    "ordinal": ("levels",),
-    "boolean": (),
-    "date": ("low", "high"),
-}
-_OPTIONAL: Mapping[str, set[str]] = {
-    "numeric": {"log", "missing"},
-    "integer": {"log", "missing"},
-    "category": {"other", "missing"},
-    "ordinal": {"missing"},
-    "boolean": {"true", "false", "missing"},
-    "date": {"format", "missing"},
-}
-
-
 def _is_blank(value: object) -> bool:
     """Whether a field is still as a draft leaves it."""
     return value in ("", "?", None)
@@ -714,28 +672,11 @@ def _column(item: object) -> TableColumn:
     if not isinstance(item, Mapping):
         raise InvalidArgument(f"columns must be a list of objects. A complete schema looks like {_EXAMPLE}.")
     name = _text("the name of a column", item.get("name"))
-    kind = str(one_of(tuple(_NEEDED), type=item["type"]))
-    _only_known(f"column {name!r}", item, {"name", "type", *_NEEDED[kind], *_OPTIONAL[kind]})
-    flags = {key: _flag(f"{key} of column {name!r}", item[key]) for key in ("log", "other", "missing") if key in item}
-    if kind in ("numeric", "integer"):
-        low, high = (_number(f"{end} of {name!r}", item[end]) for end in ("low", "high"))
-        return NumericColumn(name=name, low=low, high=high, whole=kind == "integer", **flags)
-    if kind == "category":
-        listed = _texts(f"the categories of column {name!r}", item["categories"])
-        return CategoricalColumn(name=name, categories=listed, **flags)
-    if kind == "ordinal":
-        return OrdinalColumn(name=name, levels=_texts(f"the levels of column {name!r}", item["levels"]), **flags)
-    if kind == "boolean":
-        lists = {key: _texts(f"{key} of column {name!r}", item[key]) for key in ("true", "false") if key in item}
-        return BooleanColumn(name=name, missing=flags.get("missing", False), **lists)
-    # TOML has dates of its own.
-    low, high = (_text(f"{end} of {name!r}", _iso(item[end])) for end in ("low", "high"))
-    pattern = None if item.get("format") is None else _text(f"format of column {name!r}", item["format"])
-    return DateColumn(name=name, low=low, high=high, format=pattern, **flags)
-
-
-def _iso(value: object) -> object:
-    return value.isoformat() if isinstance(value, date) else value
+    make, needed, optional = _TYPES[str(one_of(tuple(_TYPES), type=item["type"]))]
+    readers: _Readers = needed | optional | {"missing": _flag}
+    _only_known(f"column {name!r}", item, {"name", "type", *readers})
+    given = {key: read(f"{key} of column {name!r}", item[key]) for key, read in readers.items() if key in item}
+    return make(name=name, **given)
 
 
 def _flag(name: str, value: object) -> bool:
@@ -788,6 +729,27 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgument(f"{name} must be a number, got {value!r}. Write it without quotes.")
     return value
+
+
+def _date(name: str, value: object) -> str:
+    # TOML has dates of its own.
+    return _text(name, value.isoformat() if isinstance(value, date) else value)
+
+
+def _optional_text(name: str, value: object) -> str | None:
+    return None if value is None else _text(name, value)
+
+
+_Readers = dict[str, Callable[[str, object], object]]
+# Of each type in a schema file: the column, and how what it needs and what it may have are read.
+_TYPES: dict[str, tuple[Callable[..., TableColumn], _Readers, _Readers]] = {
+    "numeric": (NumericColumn, {"low": _number, "high": _number}, {"log": _flag}),
+    "integer": (partial(NumericColumn, whole=True), {"low": _number, "high": _number}, {"log": _flag}),
+    "category": (CategoricalColumn, {"categories": _texts}, {"other": _flag}),
+    "ordinal": (OrdinalColumn, {"levels": _texts}, {}),
+    "boolean": (BooleanColumn, {}, {"true": _texts, "false": _texts}),
+    "date": (DateColumn, {"low": _date, "high": _date}, {"format": _optional_text}),
+}
 
 
 def _require_name(name: str) -> None:

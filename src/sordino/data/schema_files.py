@@ -20,9 +20,10 @@ from sordino.data.schema import (
 )
 from sordino.data.tables import (
     EncodedColumn,
+    Kinds,
     is_missing_text,
     iterate_columns,
-    positions,
+    listed_indices,
     read_header,
     read_types,
     separator_hint,
@@ -115,10 +116,8 @@ def _toml(value: object) -> str:
 
 def declared_statuses(schema: Schema) -> dict[str, tuple[str, ...]]:
     """For the target and each declared column, in this order, what may be said of a value."""
-    found: dict[str, tuple[str, ...]] = {schema.target: LISTED if schema.target_bounds is None else NUMBERS}
-    for column in schema.columns:
-        found[column.name] = NUMBERS if isinstance(column, NumericColumn | DateColumn) else LISTED
-    return found
+    columns = (schema.target_column, *schema.columns)
+    return {column.name: NUMBERS if isinstance(column, NumericColumn | DateColumn) else LISTED for column in columns}
 
 
 def column_statuses(path: Path, schema: Schema) -> Iterator[Mapping[str, Int64[np.ndarray, " n"]]]:
@@ -129,24 +128,16 @@ def column_statuses(path: Path, schema: Schema) -> Iterator[Mapping[str, Int64[n
     Raises:
         InvalidArgument: The file can't be read or lacks a declared column. No message quotes a record.
     """
-    names = [schema.target, *(column.name for column in schema.columns)]
-    dates = [column.name for column in schema.columns if isinstance(column, DateColumn)]
-    decimal = schema.table_format.decimal
+    columns = (schema.target_column, *schema.columns)
     # As text: in a numeric column missing and unreadable values look the same.
-    for part in iterate_columns(path, names, dates=dates, table_format=schema.table_format, rows=1 << 18):
+    kinds: Kinds = {column.name: "date" if column.read_as == "date" else "text" for column in columns}
+    for part in iterate_columns(path, kinds, table_format=schema.table_format, rows=1 << 18):
         found = {}
-        for name, declared in zip(names, (None, *schema.columns), strict=True):
-            column = part[name]
+        for declared in columns:
+            column = part[declared.name]
             assert isinstance(column, EncodedColumn)
-            if declared is not None:
-                codes = _statuses(column.values, declared, decimal)
-            elif schema.target_bounds is None:
-                codes = _listed(column.values, schema.labels)
-            else:
-                numbers = [to_number(text, decimal) for text in column.values]
-                codes = _numbers(column.values, numbers, schema.target_bounds)
-            # The extra last entry is what the code -1 (missing) finds.
-            found[name] = np.array([*codes, _MISSING], dtype=np.int64)[column.codes]
+            codes = _statuses(column.values, declared, schema.table_format.decimal)
+            found[declared.name] = column.mapped(codes, _MISSING, np.int64)
         yield found
 
 
@@ -157,15 +148,14 @@ def _statuses(values: tuple[str, ...], declared: TableColumn, decimal: str) -> l
         return _numbers(values, [declared.seconds(text) for text in values], declared.bounds)
     if isinstance(declared, BooleanColumn):
         known = {value.lower() for value in (*declared.true, *declared.false)}
-        return [0 if text.lower() in known else _MISSING if is_missing_text(text) else 1 for text in values]
-    return _listed(values, declared.levels if isinstance(declared, OrdinalColumn) else declared.categories)
+        return _listed(values, [text.lower() in known for text in values])
+    listed = declared.levels if isinstance(declared, OrdinalColumn) else declared.categories
+    return _listed(values, [index >= 0 for index in listed_indices(values, listed)])
 
 
-def _listed(values: tuple[str, ...], listed: tuple[str, ...]) -> list[int]:
-    places = positions(EncodedColumn(values=values, codes=np.arange(len(values))), listed)
+def _listed(values: tuple[str, ...], is_listed: list[bool]) -> list[int]:
     return [
-        0 if place >= 0 else _MISSING if is_missing_text(text) else 1
-        for place, text in zip(places, values, strict=True)
+        0 if known else _MISSING if is_missing_text(text) else 1 for text, known in zip(values, is_listed, strict=True)
     ]
 
 

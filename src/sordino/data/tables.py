@@ -14,15 +14,16 @@ import math
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Literal, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from sordino.data.schema import (
     BooleanColumn,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "EncodedColumn",
+    "Kinds",
     "LONGEST_LINE",
     "arrow_columns",
     "column_numbers",
@@ -59,6 +61,7 @@ __all__ = [
     "iterate_declared",
     "line_blocks",
     "lines_with_cells",
+    "listed_indices",
     "number_text",
     "open_table_text",
     "positions",
@@ -276,9 +279,9 @@ def _doubtful_lines(values: np.ndarray, ends: np.ndarray, separator: int) -> lis
     """
     quotes = np.flatnonzero(values == _QUOTE)
     line = np.searchsorted(ends, quotes)
-    place = np.arange(len(quotes))
+    index = np.arange(len(quotes))
     is_first = np.diff(line, prepend=-1) != 0
-    closes = (place - np.maximum.accumulate(np.where(is_first, place, 0))) % 2 == 1
+    closes = (index - np.maximum.accumulate(np.where(is_first, index, 0))) % 2 == 1
     before = np.where(quotes > 0, values[quotes - 1], _FEED)
     after = values[quotes + 1]
     starts_cell = (before == separator) | (before == _FEED)
@@ -323,9 +326,17 @@ class EncodedColumn:
     values: tuple[str, ...]
     codes: Int64[np.ndarray, " n"]
 
+    def mapped(self, values: Iterable[object], missing: object, dtype: npt.DTypeLike | None = None) -> np.ndarray:
+        """What each record has, given what each of the distinct values stands for."""
+        # The extra last entry is what the code -1 (missing) finds.
+        return np.array([*values, missing], dtype=dtype)[self.codes]
+
 
 Column = EncodedColumn | Float64[np.ndarray, " n"]
 """A column of texts, or of numbers with NaN where missing."""
+
+Kinds = Mapping[str, Literal["number", "date", "text"]]
+"""Names of columns, and what each is read as."""
 
 
 def is_table(path: Path) -> bool:
@@ -400,14 +411,7 @@ def read_types(path: Path) -> dict[str, str]:
     return found
 
 
-def read_columns(
-    path: Path,
-    names: Sequence[str],
-    *,
-    numeric: Collection[str] = (),
-    dates: Collection[str] = (),
-    table_format: TableFormat | None = None,
-) -> dict[str, Column]:
+def read_columns(path: Path, kinds: Kinds, *, table_format: TableFormat | None = None) -> dict[str, Column]:
     """Read the named columns of a CSV, TSV, Parquet or Feather file.
 
     A line of a CSV file that is no record of the declared form (a wrong number of cells, a quote that does not close)
@@ -415,9 +419,8 @@ def read_columns(
 
     Args:
         path: The file; ``.csv`` or ``.tsv`` with optional ``.gz``, ``.xz`` or ``.bz2``, ``.parquet`` or ``.feather``.
-        names: Columns to read; others are never parsed.
-        numeric: Those to read as numbers; the others are read as texts, whatever their type.
-        dates: Those that may be stored as dates; they are read as texts in ISO 8601.
+        kinds: Columns to read, others are never parsed; ``number`` for those to read as numbers. The others are read as
+            texts, whatever their type: a ``date`` may be stored as a date, and is then a text in ISO 8601.
         table_format: How a CSV file is written.
 
     Raises:
@@ -425,21 +428,14 @@ def read_columns(
             booleans (nor dates, where one is declared): the message names the column, and no cell.
     """
     form = table_format or TableFormat()
-    columns = _raw_names(path, names, form)  # which finds out whether there is pyarrow
+    columns = _raw_names(path, list(kinds), form)  # which finds out whether there is pyarrow
     import pyarrow as pa
 
-    table = pa.concat_tables(_parts(path, columns, 1 << 20, form))
-    return _columns(path.name, table, columns, numeric, dates, form.decimal)
+    return _columns(path.name, pa.concat_tables(_parts(path, columns, 1 << 20, form)), columns, kinds, form.decimal)
 
 
 def iterate_columns(
-    path: Path,
-    names: Sequence[str],
-    *,
-    numeric: Collection[str] = (),
-    dates: Collection[str] = (),
-    table_format: TableFormat | None = None,
-    rows: int = 1 << 16,
+    path: Path, kinds: Kinds, *, table_format: TableFormat | None = None, rows: int = 1 << 16
 ) -> Iterator[dict[str, Column]]:
     """`read_columns` in parts of at most `rows` rows (Parquet) or about 16 MB: a file need not fit into memory.
 
@@ -449,9 +445,9 @@ def iterate_columns(
         InvalidArgument: As `read_columns` does.
     """
     form = table_format or TableFormat()
-    columns = _raw_names(path, names, form)
+    columns = _raw_names(path, list(kinds), form)
     for table in _parts(path, columns, rows, form):
-        yield _columns(path.name, table, columns, numeric, dates, form.decimal)
+        yield _columns(path.name, table, columns, kinds, form.decimal)
 
 
 def iterate_declared(
@@ -462,8 +458,8 @@ def iterate_declared(
     Raises:
         InvalidArgument: As `read_columns` does.
     """
-    names, numeric, dates = declared_kinds(schema, with_target=with_target)
-    return iterate_columns(path, names, numeric=numeric, dates=dates, table_format=schema.table_format, rows=rows)
+    kinds = declared_kinds(schema, with_target=with_target)
+    return iterate_columns(path, kinds, table_format=schema.table_format, rows=rows)
 
 
 def require_declared_columns(path: Path, schema: Schema) -> None:
@@ -472,24 +468,16 @@ def require_declared_columns(path: Path, schema: Schema) -> None:
     Raises:
         InvalidArgument: As `read_columns` does.
     """
-    _raw_names(path, declared_kinds(schema, with_target=True)[0], schema.table_format)
+    _raw_names(path, list(declared_kinds(schema, with_target=True)), schema.table_format)
 
 
-def declared_kinds(schema: Schema, *, with_target: bool) -> tuple[list[str], list[str], list[str]]:
-    """Names of the declared columns, and which of them are read as numbers and as dates."""
-    numeric = [column.name for column in schema.columns if isinstance(column, NumericColumn)]
-    dates = [column.name for column in schema.columns if isinstance(column, DateColumn)]
-    names = [column.name for column in schema.columns]
-    if with_target:
-        names.append(schema.target)
-        if schema.target_bounds is not None:
-            numeric.append(schema.target)
-    return names, numeric, dates
+def declared_kinds(schema: Schema, *, with_target: bool) -> Kinds:
+    """Names of the declared columns, and what each is read as."""
+    columns = (*schema.columns, schema.target_column) if with_target else schema.columns
+    return {column.name: column.read_as for column in columns}
 
 
-def arrow_columns(
-    name: str, table: "pa.Table", *, names: Sequence[str], numeric: Collection[str], dates: Collection[str]
-) -> dict[str, Column]:
+def arrow_columns(name: str, table: "pa.Table", kinds: Kinds) -> dict[str, Column]:
     """Columns of an Arrow table in memory, which errors call `name`, exactly as those of a file.
 
     Raises:
@@ -498,25 +486,13 @@ def arrow_columns(
     header = [column.strip() for column in table.column_names]
     if len(set(header)) != len(header):
         raise InvalidArgument(f"the columns of {name} must have different names. Rename those that repeat.")
-    _require_names(f"the columns of {name}", names, header)
+    _require_names(f"the columns of {name}", list(kinds), header)
     raw = dict(zip(header, table.column_names, strict=True))
-    return _columns(name, table, {column: raw[column] for column in names}, numeric, dates, ".")
+    return _columns(name, table, {column: raw[column] for column in kinds}, kinds, ".")
 
 
-def _columns(
-    name: str,
-    table: "pa.Table",
-    columns: Mapping[str, str],
-    numeric: Collection[str],
-    dates: Collection[str],
-    decimal: str,
-) -> dict[str, Column]:
-    return {
-        column: _column(
-            name, column, table.column(raw), numeric=column in numeric, date=column in dates, decimal=decimal
-        )
-        for column, raw in columns.items()
-    }
+def _columns(name: str, table: "pa.Table", columns: Mapping[str, str], kinds: Kinds, decimal: str) -> dict[str, Column]:
+    return {column: _column(name, column, table.column(raw), kinds[column], decimal) for column, raw in columns.items()}
 
 
 def _raw_names(path: Path, names: Sequence[str], form: TableFormat) -> dict[str, str]:
@@ -714,11 +690,12 @@ def _csv_parts(path: Path, file: IO[bytes], names: list[str], form: TableFormat)
             yield table
 
 
-def _column(source: str, name: str, array: "pa.ChunkedArray", *, numeric: bool, date: bool, decimal: str) -> Column:
+def _column(source: str, name: str, array: "pa.ChunkedArray", read_as: str, decimal: str) -> Column:
     import pyarrow as pa
 
+    numeric = read_as == "number"
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if date and _is_date(kind):
+    if read_as == "date" and _is_date(kind):
         return _without_contents(source, lambda: _coded(_whole_microseconds(array, kind), kind))
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     if not (is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind) or _is_text(kind)):
@@ -773,8 +750,7 @@ def _parsed(array: "pa.ChunkedArray", decimal: str) -> Float64[np.ndarray, " n"]
 
     if pa.types.is_dictionary(array.type):
         coded = _coded(array, array.type.value_type)
-        # The extra last entry is what the code -1 (missing) finds.
-        return np.array([*(to_number(text, decimal) for text in coded.values), np.nan], dtype=np.float64)[coded.codes]
+        return coded.mapped((to_number(text, decimal) for text in coded.values), np.nan, np.float64)
     # As bytes: a text column of a Parquet file may hold bytes that are no text.
     cells = array.cast(pa.large_binary())
     # The functions of pyarrow.compute are made when it is imported, so a type checker does not know them.
@@ -928,12 +904,11 @@ def unlisted_labels(columns: Mapping[str, Column], schema: Schema) -> int:
     assert isinstance(column, EncodedColumn)
     values, decimal = column.values, schema.table_format.decimal
     if schema.target_bounds is None:
-        distinct = EncodedColumn(values=values, codes=np.arange(len(values)))
-        is_listed = positions(distinct, schema.labels) >= 0
+        is_listed = [index >= 0 for index in listed_indices(values, schema.labels)]
     else:
         is_listed = np.isfinite([to_number(value, decimal) for value in values])
     unlisted = [not known and not is_missing_text(value) for value, known in zip(values, is_listed, strict=True)]
-    return int(np.array([*unlisted, False])[column.codes].sum())
+    return int(column.mapped(unlisted, missing=False).sum())
 
 
 def _fill(
@@ -961,11 +936,11 @@ def scaled_values(column: Column, declared: TableColumn) -> Float64[np.ndarray, 
         (low, high), seconds = declared.bounds, column_numbers(column, declared)
         return np.clip(2 * ((np.clip(seconds, low, high) - low) / (high - low)) - 1, -1.0, 1.0)
     if isinstance(declared, OrdinalColumn):
-        places = positions(column, declared.levels)
-        return np.where(places < 0, np.nan, 2.0 * places / (len(declared.levels) - 1) - 1.0)
+        levels = positions(column, declared.levels)
+        return np.where(levels < 0, np.nan, 2.0 * levels / (len(declared.levels) - 1) - 1.0)
     assert isinstance(declared, BooleanColumn)
     signs = {value.lower(): 1.0 for value in declared.true} | {value.lower(): -1.0 for value in declared.false}
-    return np.array([*(signs.get(value.lower(), np.nan) for value in column.values), np.nan])[column.codes]
+    return column.mapped((signs.get(value.lower(), np.nan) for value in column.values), np.nan)
 
 
 def column_numbers(column: Column, declared: NumericColumn | DateColumn) -> Float64[np.ndarray, " n"]:
@@ -973,7 +948,7 @@ def column_numbers(column: Column, declared: NumericColumn | DateColumn) -> Floa
     if isinstance(declared, NumericColumn):
         return to_numbers(column)
     assert isinstance(column, EncodedColumn)
-    return np.array([*map(declared.seconds, column.values), np.nan], dtype=np.float64)[column.codes]
+    return column.mapped(map(declared.seconds, column.values), np.nan, np.float64)
 
 
 def _category_positions(column: Column, declared: CategoricalColumn) -> Int64[np.ndarray, " n"]:
@@ -982,7 +957,7 @@ def _category_positions(column: Column, declared: CategoricalColumn) -> Int64[np
     if not (declared.other or declared.missing):
         return index
     assert isinstance(column, EncodedColumn)
-    is_missing = np.array([*map(is_missing_text, column.values), True])[column.codes]
+    is_missing = column.mapped(map(is_missing_text, column.values), missing=True)
     count = len(declared.categories)
     other = count if declared.other else -1
     missing = count + declared.other if declared.missing else -1
@@ -1010,20 +985,22 @@ def to_numbers(column: Column) -> Float64[np.ndarray, " n"]:
     """The column as numbers, NaN where missing or unreadable."""
     if not isinstance(column, EncodedColumn):
         return column
-    # The extra last entry is what the code -1 (missing) finds.
-    numbers = np.array([*map(to_number, column.values), np.nan], dtype=np.float64)
-    return numbers[column.codes]
+    return column.mapped(map(to_number, column.values), np.nan, np.float64)
 
 
 def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"]:
     """Index of each text in a public list, -1 where missing or unlisted."""
     assert isinstance(column, EncodedColumn)
+    return column.mapped(listed_indices(column.values, listed), -1, np.int64)
+
+
+def listed_indices(values: Iterable[str], listed: tuple[str, ...]) -> list[int]:
+    """Index of each of these texts in a public list, -1 where it is not listed."""
     index = {value: i for i, value in enumerate(listed)}
     for text in ("true", "false"):
         # A boolean column of a file or table has these two; lists may spell them as pandas prints them.
         index.setdefault(text, index.get(text.capitalize(), index.get(text.upper(), -1)))
-    found = np.array([*(index.get(value, -1) for value in column.values), -1], dtype=np.int64)
-    return found[column.codes]
+    return [index.get(value, -1) for value in values]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1073,7 +1050,7 @@ def schema_from_sample(
         raise InvalidArgument(
             f"target must be a column of the public sample {sample.name!r}, got {target!r}. Check it."
         )
-    columns = read_columns(sample, header, dates=header, table_format=form)
+    columns = read_columns(sample, dict.fromkeys(header, "date"), table_format=form)
     labels = () if target_bounds is not None else _sample_labels(target, columns[target])
     derived = tuple(_derive(name, columns[name], form.decimal) for name in header if name != target)
     return Schema(
@@ -1142,4 +1119,4 @@ def _distinct(column: Column) -> tuple[str, ...]:
     assert isinstance(column, EncodedColumn)
     texts = tuple(sorted({value for value in column.values if value.lower() not in _MISSING}))
     numbers = _samples_numbers(texts)
-    return texts if numbers is None else tuple(texts[place] for place in np.argsort(numbers, kind="stable"))
+    return texts if numbers is None else tuple(texts[index] for index in np.argsort(numbers, kind="stable"))
