@@ -76,8 +76,8 @@ def test_parts_and_threads_read_the_further_bits_of_their_own_places():
         torch.set_num_threads(before)
     firsts = [len(row) // 3 for row in rows]
     parts = [torch.zeros(min(first + BLOCK, len(row)) - first) for first, row in zip(firsts, rows, strict=True)]
-    places = [sum(sizes[:number]) + first for number, first in enumerate(firsts)]
-    add_normal_(parts, chosen(0), stddev=1.0, places=places, count=sum(sizes))
+    starts = [sum(sizes[:number]) + first for number, first in enumerate(firsts)]
+    add_normal_(parts, chosen(0), stddev=1.0, starts=starts, count=sum(sizes))
     for part, first, row in zip(parts, firsts, rows, strict=True):
         assert torch.equal(part, row[first : first + len(part)])
     # Half of the draws are sines of zero, the others nearly all different.

@@ -181,10 +181,10 @@ class NormsInBackward:
         if not is_only or not use.records or not _may_wait(use) or _get_current_graph_task_keep_graph():
             return
         groups = sorted({self._group_of.get(parameter, 0) for parameter in parameters})
-        places = {parameter: groups.index(self._group_of.get(parameter, 0)) for parameter in parameters}
+        positions = {parameter: groups.index(self._group_of.get(parameter, 0)) for parameter in parameters}
         measured = NormMeasurement.nothing(len(groups), use.records, use.device)
         with self.reading(), torch.no_grad():
-            measured.add([use], places)
+            measured.add([use], positions)
         self._parts[use] = _Part(groups=groups, measured=measured, state=_state(use))
 
     def take_back(self, use: LayerCall) -> None:
@@ -211,10 +211,10 @@ class NormsInBackward:
                 self.take_back(use)
         for part in self._parts.values():
             # By number, not by a list of them, which would be sent to the device.
-            for place, group in enumerate(part.groups):
-                measured.squares[group].add_(part.measured.squares[place])
+            for position, group in enumerate(part.groups):
+                measured.squares[group].add_(part.measured.squares[position])
                 if part.measured.norm_error is not None and part.measured.sum_error is not None:
-                    measured.add_errors(group, part.measured.norm_error[place], part.measured.sum_error[place])
+                    measured.add_errors(group, part.measured.norm_error[position], part.measured.sum_error[position])
         return [use for use in uses if use not in self._parts]
 
 
@@ -447,11 +447,11 @@ class TwoPassBackward:
             _drop(use)
 
     def _weigh(self, use: LayerCall, key: Hashable, turn: _Turn, weigh: Weigh) -> None:
-        place, known = self._next[key], self._turns.get(key, [])
-        if place >= len(known):
+        position, known = self._next[key], self._turns.get(key, [])
+        if position >= len(known):
             raise _not_repeated()
         self._next[key] += 1
-        before = known[place]
+        before = known[position]
         if before.fingerprint.shape != turn.fingerprint.shape:
             raise _not_repeated()
         self._same.append((before.fingerprint == turn.fingerprint).all())
@@ -486,12 +486,12 @@ def _is_small(value: Tensor, turn: _Turn) -> bool:
 
 
 def _fingerprint(use: LayerCall) -> Tensor:
-    """A number for each tensor that arrived; equal values at equal places give equal numbers, NaN among them."""
+    """A number for each tensor that arrived; equal values at equal positions give equal numbers, NaN among them."""
     return torch.stack([tensor_fingerprint(tensor) for tensor in (*use.saved, *use.grads) if tensor is not None])
 
 
 def tensor_fingerprint(tensor: Tensor) -> Tensor:
-    """A whole number made of the entries' bits and of their places; takes no memory of the tensor's size."""
+    """A whole number made of the entries' bits and of their positions; takes no memory of the tensor's size."""
     flat = tensor.detach().contiguous().view(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
@@ -513,7 +513,7 @@ def tensor_fingerprint(tensor: Tensor) -> Tensor:
 
 
 def _mixed(row: Tensor) -> Tensor:
-    """The sum of the words, each scrambled with its place; it wraps around."""
+    """The sum of the words, each scrambled with its position; it wraps around."""
     scrambled = row + _SCRAMBLE * torch.arange(1, row.numel() + 1, device=row.device)
     for shift in (30, 27, 31):
         scrambled = (scrambled ^ (scrambled >> shift)) * _SCRAMBLE

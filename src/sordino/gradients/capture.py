@@ -49,7 +49,7 @@ __all__ = ["Contributions", "GradientCapture", "Recorder", "check_layer_rule"]
 class Contributions(Protocol):
     """The contributions of a chunk's records, one a record: norms, weighted sums, and the numbers themselves.
 
-    A `Recorder` has them of gradients. Anything else that stands in the place of a record's gradient, such as a
+    A `Recorder` has them of gradients. Anything else that replaces a record's gradient, such as a
     client's update, is clipped, summed and noised alike if it has these.
     """
 
@@ -499,12 +499,12 @@ class _Reading:
         self._calls.readers += 1
 
     def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, place: TracebackType | None
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._calls.suspended -= 1
         self._calls.readers -= 1
         if self._precision is not None:
-            self._precision.__exit__(kind, raised, place)
+            self._precision.__exit__(kind, raised, traceback)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
     # The entry will be added to: it must be the only owner of its memory, row by row.
     memory = value.untyped_storage()
     # By the memory's own number: its address is not asked for, which tensors without values don't have.
-    place = storage_number(value)
-    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and place not in taken
+    number = storage_number(value)
+    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and number not in taken
     into[parameter] = value if alone else value.clone(memory_format=torch.contiguous_format)
-    taken.add(place)
+    taken.add(number)

@@ -20,7 +20,13 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordino.errors import RecordCountMismatch, UnsupportedModule
-from sordino.gradients.module_hooks import Place, attribute_values, held_attributes, put_attributes, restore_attributes
+from sordino.gradients.module_hooks import (
+    HeldAttribute,
+    attribute_values,
+    held_attributes,
+    put_attributes,
+    restore_attributes,
+)
 from sordino.gradients.numerics import storage_number
 from sordino.gradients.rules.base import LayerCall
 from sordino.gradients.rules.composite import GradientsRule
@@ -87,7 +93,7 @@ def check_not_broadcast_row(tensor: Tensor, label: str, records: int) -> None:
 
 
 # Where a leaf came from: the position or the name of the argument.
-InputPlace = int | str
+ArgumentKey = int | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +108,16 @@ class CallLayout:
     label: str
     records: int
 
-    def places(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[InputPlace]:
+    def argument_keys(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[ArgumentKey]:
         """For every leaf of (args, kwargs) the argument it belongs to."""
-        places: list[InputPlace] = []
+        argument_keys: list[ArgumentKey] = []
         for position, value in enumerate(args):
-            places += [position] * len(tree_flatten(value)[0])
+            argument_keys += [position] * len(tree_flatten(value)[0])
         for name, value in kwargs.items():
-            places += [name] * len(tree_flatten(value)[0])
-        return places
+            argument_keys += [name] * len(tree_flatten(value)[0])
+        return argument_keys
 
-    def input_dim(self, place: InputPlace) -> int | None:  # noqa: ARG002
+    def input_dim(self, key: ArgumentKey) -> int | None:  # noqa: ARG002
         """The record dimension of an input, or None when it holds no records."""
         return 0
 
@@ -119,9 +125,9 @@ class CallLayout:
         """The record dimension of an output leaf."""
         return 0
 
-    def keep_input(self, tensor: Tensor, place: InputPlace) -> tuple[Tensor, int | None] | None:
+    def keep_input(self, tensor: Tensor, key: ArgumentKey) -> tuple[Tensor, int | None] | None:
         """(the tensor with records first, where the record dimension was), or None for a constant."""
-        dim = self.input_dim(place)
+        dim = self.input_dim(key)
         if dim is None or tensor.dim() == 0:
             return None
         self._check(tensor, dim, "input")
@@ -150,8 +156,8 @@ class _Recurrent(CallLayout):
 
     batch_first: bool
 
-    def input_dim(self, place: InputPlace) -> int | None:
-        return 0 if self.batch_first and place in (0, "input") else 1
+    def input_dim(self, key: ArgumentKey) -> int | None:
+        return 0 if self.batch_first and key in (0, "input") else 1
 
     def output_dim(self, leaf: int) -> int:
         return 0 if self.batch_first and leaf == 0 else 1
@@ -164,20 +170,20 @@ class _Attention(CallLayout):
     batch_first: bool
     heads: int
 
-    def input_dim(self, place: InputPlace) -> int | None:
-        if place in (0, 1, 2, "query", "key", "value"):
+    def input_dim(self, key: ArgumentKey) -> int | None:
+        if key in (0, 1, 2, "query", "key", "value"):
             return 0 if self.batch_first else 1
-        return 0 if place in (3, "key_padding_mask") else None
+        return 0 if key in (3, "key_padding_mask") else None
 
     def output_dim(self, leaf: int) -> int:
         return 0 if self.batch_first or leaf > 0 else 1
 
-    def keep_input(self, tensor: Tensor, place: InputPlace) -> tuple[Tensor, int | None] | None:
-        if place in (5, "attn_mask") and tensor.dim() == 3:
+    def keep_input(self, tensor: Tensor, key: ArgumentKey) -> tuple[Tensor, int | None] | None:
+        if key in (5, "attn_mask") and tensor.dim() == 3:
             if tensor.shape[0] != self.records * self.heads:
                 self._check(tensor, 0, "input")
             return tensor.unflatten(0, (self.records, self.heads)), None
-        return super().keep_input(tensor, place)
+        return super().keep_input(tensor, key)
 
 
 def call_layout(module: nn.Module, label: str, records: int) -> CallLayout:
@@ -212,8 +218,8 @@ class CapturedCall:
         outputs: which leaves of the output are captured; those that the call kept in attributes come behind them.
         output_dims: where each of them has its records.
         kept: attributes in which the call kept tensors that are captured too.
-        function: what is called instead of the module, with the tensors behind `sources` in their places.
-        sources: (place among the leaves, name) of each tensor that gradients are wanted of.
+        function: what is called instead of the module, with the tensors behind `sources` put back.
+        sources: (index among the leaves, name) of each tensor that gradients are wanted of.
     """
 
     spec: TreeSpec
@@ -222,7 +228,7 @@ class CapturedCall:
     input_dims: tuple[int | None, ...]
     outputs: tuple[int, ...]
     output_dims: tuple[int, ...]
-    kept: tuple[Place, ...] = ()
+    kept: tuple[HeldAttribute, ...] = ()
     function: Callable[..., object] | None = None
     sources: tuple[tuple[int, str], ...] = ()
 
@@ -253,7 +259,7 @@ def save_call(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     output: object,
-    attributes: Sequence[Place] = (),
+    attributes: Sequence[HeldAttribute] = (),
 ) -> SavedCall:
     """Sort the inputs and outputs of a call into records' tensors and constants.
 
@@ -274,10 +280,10 @@ def save_call(
         raise UnsupportedModule(f"{label} must be called with padded tensors, got a packed sequence. Pad it.")
     layout = call_layout(module, label, records)
     constants, spec = tree_flatten((tuple(args), dict(kwargs)))
-    places = layout.places(tuple(args), dict(kwargs))
+    argument_keys = layout.argument_keys(tuple(args), dict(kwargs))
     slots, dims, saved = [], [], []
-    for position, (leaf, place) in enumerate(zip(constants, places, strict=True)):
-        if isinstance(leaf, Tensor) and (kept := layout.keep_input(leaf, place)) is not None:
+    for position, (leaf, key) in enumerate(zip(constants, argument_keys, strict=True)):
+        if isinstance(leaf, Tensor) and (kept := layout.keep_input(leaf, key)) is not None:
             slots.append(position)
             dims.append(kept[1])
             saved.append(kept[0])
@@ -453,7 +459,7 @@ def captured_operation(
         spec: structure of (args, kwargs).
         constants: the leaves of (args, kwargs).
         slots: which of them are records' tensors.
-        sources: which of them gradients are wanted of; each is called by its place.
+        sources: which of them gradients are wanted of; each is called by its index.
     """
     absent = {*slots, *sources}
     return CapturedCall(

@@ -135,7 +135,7 @@ def capture_outputs(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# What stands in for a function of torch: called with the tap and the function's arguments.
+# What stands in for a function of torch: called with the interceptor and the function's arguments.
 Replacement = Callable[..., object]
 
 
@@ -148,7 +148,7 @@ class FunctionInterceptor(TorchFunctionMode):
         parameters: its captured parameters by name.
         recording: what receives the uses.
         anchor: a scalar that requires grad.
-        replacements: what is called instead of a function of torch, with the tap as its first argument.
+        replacements: what is called instead of a function of torch, with the interceptor as its first argument.
         order: where the rows of a packed batch come from: record b is row ``order[b]``; None for as they are.
         batched: whether the module was given a batch; a recurrent module hides it from its function.
     """
@@ -279,7 +279,7 @@ def graph_parameters(tensor: Tensor) -> list[Tensor] | None:
 # Parameters and rows of tables that a forward reads for all records alike.
 #
 # Class tokens, tables of positions, prompts, learned queries and first states, scales, computed weights: while a module
-# is followed, a `TorchFunctionMode` puts a stand-in leaf in the place of each parameter that no captured layer reads.
+# is followed, a `TorchFunctionMode` replaces each parameter by a stand-in leaf that no captured layer reads.
 # What is computed from stand-ins and from tensors without records is *derived*: the same for every record. It stays
 # with its small graph, through layers and through other modules. Where it meets a tensor that has the records first,
 # every record gets a copy of its own (or the operation is captured like a layer), and the gradient of the copy is the
@@ -329,7 +329,7 @@ class FollowedCall:
         outermost: no call around it is followed.
         checkpointed: it lies in a block that is run again in the backward pass.
         is_opaque: it has to be made again as a whole.
-        tap: what followed it, once it has ended.
+        interceptor: what followed it, once it has ended.
         leaves: what stood in for its parameters from then on, where it has turned out to be opaque.
         around: the followed call that it lies in.
         own: numbers of the module's parameters, once asked for.
@@ -339,7 +339,7 @@ class FollowedCall:
     outermost: bool
     checkpointed: bool
     is_opaque: bool = False
-    tap: "DirectParameterInterceptor | None" = None
+    interceptor: "DirectParameterInterceptor | None" = None
     leaves: list[Tensor] = field(default_factory=list)
     around: "FollowedCall | None" = None
     own: set[int] | None = None

@@ -79,7 +79,7 @@ class TracerState:
 
 
 class ModuleTracer:
-    """The open tap of a capture, what is known of tensors, and which modules turned out to be opaque.
+    """The open interceptor of a capture, what is known of tensors, and which modules turned out to be opaque.
 
     The whole model is followed as long as something is computed without records in one module and read in another:
     rows of a table of positions, prompts, learned queries. Whether that happens is looked at in recordings 1, 2, 4,
@@ -95,7 +95,7 @@ class ModuleTracer:
         self._model, self._names, self._refuse = model, names, refuse
         self._parameters = {id(parameter): parameter for parameter in model.parameters()}
         self._owners = {name: parameter for parameter, name in names.items()}
-        self._tap: DirectParameterInterceptor | None = None
+        self._interceptor: DirectParameterInterceptor | None = None
         self.knowledge = TracerState(marks=BatchDimTracker(0))
         # With the recording in which it was found out: there it is tried again, as a checkpointed block must be.
         self._opaque: dict[nn.Module, BatchDimTracker] = {}
@@ -155,7 +155,7 @@ class ModuleTracer:
     @property
     def is_discarding(self) -> bool:
         """Whether the call in progress will be made once more."""
-        return self._tap is not None and self._tap.is_discarding
+        return self._interceptor is not None and self._interceptor.is_discarding
 
     def watches(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         """Whether the whole model is followed in this recording.
@@ -177,9 +177,9 @@ class ModuleTracer:
         """Begin to follow a call."""
         whole = site.module is self._model
         inputs = [leaf for leaf in tree_flatten((before.args, dict(before.kwargs)))[0] if isinstance(leaf, Tensor)]
-        if self._tap is None:
+        if self._interceptor is None:
             self._mark_constants()
-            tap = DirectParameterInterceptor(
+            interceptor = DirectParameterInterceptor(
                 parameters=self._parameters,
                 names=self._names,
                 owners=self._owners,
@@ -191,23 +191,23 @@ class ModuleTracer:
                 verified=self._verified,
             )
         else:
-            tap = self._tap
+            interceptor = self._interceptor
         for number, leaf in enumerate(inputs):
             if whole:
                 self._mark_input(number, leaf)
             else:
-                if leaf.dim() and leaf.shape[0] != 1 and tap.calls and self.marks.record_free(leaf):
+                if leaf.dim() and leaf.shape[0] != 1 and interceptor.calls and self.marks.record_free(leaf):
                     # Seen from this module alone, its rows could be taken for records.
                     self.need()
-                if tap.derived(leaf) is None:
+                if interceptor.derived(leaf) is None:
                     self.marks.set_input(leaf)
-        around = tap.calls[-1] if tap.calls else None
+        around = interceptor.calls[-1] if interceptor.calls else None
         checkpointed = recording.is_rehearsed or in_checkpoint()
-        call = FollowedCall(site=site, outermost=self._tap is None, checkpointed=checkpointed, around=around)
-        tap.calls.append(call)
-        if self._tap is None:
-            self._tap = tap
-            tap.__enter__()
+        call = FollowedCall(site=site, outermost=self._interceptor is None, checkpointed=checkpointed, around=around)
+        interceptor.calls.append(call)
+        if self._interceptor is None:
+            self._interceptor = interceptor
+            interceptor.__enter__()
         return call
 
     def _mark_input(self, number: int, leaf: Tensor) -> None:
@@ -230,17 +230,17 @@ class ModuleTracer:
 
     def leave(self, call: FollowedCall) -> None:
         """The call has ended; called for every call that was opened."""
-        tap = self._tap
-        if tap is None or call not in tap.calls:
+        interceptor = self._interceptor
+        if interceptor is None or call not in interceptor.calls:
             return
-        while tap.calls.pop() is not call:
+        while interceptor.calls.pop() is not call:
             pass
-        tap.ended = call
+        interceptor.ended = call
         if call.outermost:
-            tap.__exit__(None, None, None)
-            self._tap, call.tap = None, tap
+            interceptor.__exit__(None, None, None)
+            self._interceptor, call.interceptor = None, interceptor
         else:
-            call.tap = tap
+            call.interceptor = interceptor
 
     def finish(self, call: FollowedCall, before: CallSnapshot, output: object) -> object | None:
         """The output of a call that was followed to its end; None when it has to be made again as a whole.
@@ -248,52 +248,52 @@ class ModuleTracer:
         Raises:
             UnsupportedModule: the call changed a buffer.
         """
-        tap, module = call.tap, call.site.module
-        assert tap is not None
-        if tap.is_discarding:
+        interceptor, module = call.interceptor, call.site.module
+        assert interceptor is not None
+        if interceptor.is_discarding:
             return output
         passed = output
-        inside = bool(tap.calls) and call.checkpointed == tap.calls[-1].checkpointed
+        inside = bool(interceptor.calls) and call.checkpointed == interceptor.calls[-1].checkpointed
         if not call.is_opaque:
             if inside:
                 self._is_needed = self._is_needed or any(
-                    tap.derived(leaf) is not None for leaf in tree_flatten(output)[0]
+                    interceptor.derived(leaf) is not None for leaf in tree_flatten(output)[0]
                 )
             else:
-                passed = tree_map(lambda leaf: self._at_the_border(tap, call, leaf), output)
+                passed = tree_map(lambda leaf: self._at_the_border(interceptor, call, leaf), output)
         if not call.is_opaque and module not in self._seen:
-            self._look_for_others(tap, call, passed)
+            self._look_for_others(interceptor, call, passed)
             self._seen.add(module)
-            if tap.is_discarding:
+            if interceptor.is_discarding:
                 return output
         call.is_opaque = call.is_opaque or module in self._opaque
         if module is self._model:
-            self._is_needed = self._is_needed or tap.crossed
+            self._is_needed = self._is_needed or interceptor.crossed
         if call.is_opaque:
             self._opaque.setdefault(module, self.marks)
-            tap.forget(call)
+            interceptor.forget(call)
             return None
         before.fingerprint.check_buffers(module, call.site.label)
         return passed
 
-    def _at_the_border(self, tap: DirectParameterInterceptor, call: FollowedCall, leaf: object) -> object:
+    def _at_the_border(self, interceptor: DirectParameterInterceptor, call: FollowedCall, leaf: object) -> object:
         """What was derived gets one copy per record, where it leaves what is followed."""
-        derived = tap.derived(leaf)
+        derived = interceptor.derived(leaf)
         if call.is_opaque or derived is None:
             return leaf
-        copy = tap.per_record_argument(cast("Tensor", leaf), 0)
+        copy = interceptor.per_record_argument(cast("Tensor", leaf), 0)
         if copy is None and (call.site.module is not self._model or derived.tensor.dim()):
             # A number that the model returns stays as it is: a loss that reads it sends it an ordinary gradient.
             call.is_opaque = True
         return leaf if copy is None else copy
 
-    def _look_for_others(self, tap: DirectParameterInterceptor, call: FollowedCall, output: object) -> None:
+    def _look_for_others(self, interceptor: DirectParameterInterceptor, call: FollowedCall, output: object) -> None:
         """Whether a use was not seen (a function of one's own, a compiled extension): looked at once per module."""
         names: dict[Tensor, str] = {**{p: n for p, n in self._names.items() if p.requires_grad}, **self.placeholders}
         tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
-        reached = {name for t in tensors if tap.derived(t) is None for name in uncaptured_parameters(t, names)}
+        reached = {name for t in tensors if interceptor.derived(t) is None for name in uncaptured_parameters(t, names)}
         for name in reached:
-            scope = tap.scope_of(self._owners[name], call)
+            scope = interceptor.scope_of(self._owners[name], call)
             if scope is not None:
                 scope.is_opaque = True
 
@@ -306,16 +306,16 @@ class ModuleTracer:
             Whether it has nothing to do with records, so that what it computes is derived; and its arguments, where
             what was derived got one copy per record.
         """
-        tap = self._tap
-        if tap is None or tap.is_discarding:
+        interceptor = self._interceptor
+        if interceptor is None or interceptor.is_discarding:
             return False, None
         if site.rule is None and not site.tapped and self.may_follow(site):
             return False, None
         leaves = tree_flatten((args, dict(kwargs)))[0]
         layout = call_layout(site.module, site.label, self.marks.records)
-        dims = [site.dim if site.rule else layout.input_dim(place) for place in layout.places(args, dict(kwargs))]
-        checkpointed = tap.is_in_other_checkpoint()
-        derived = [isinstance(leaf, Tensor) and tap.derived(leaf) is not None for leaf in leaves]
+        dims = [site.dim if site.rule else layout.input_dim(key) for key in layout.argument_keys(args, dict(kwargs))]
+        checkpointed = interceptor.is_in_other_checkpoint()
+        derived = [isinstance(leaf, Tensor) and interceptor.derived(leaf) is not None for leaf in leaves]
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not tensors or not (any(derived) or site.rule is not None):
             return False, None
@@ -324,7 +324,7 @@ class ModuleTracer:
         chosen: list[int] = []
         for i in tensors:
             if derived[i]:
-                repeated = tap.is_repeated(cast("Tensor", leaves[i]), dims[i] or 0)
+                repeated = interceptor.is_repeated(cast("Tensor", leaves[i]), dims[i] or 0)
                 if whole or checkpointed or (repeated and not known):
                     chosen.append(i)
         alone = all(
@@ -334,14 +334,14 @@ class ModuleTracer:
             if checkpointed:
                 # Made again in the backward pass, where nothing is traced: one row is expanded as outside.
                 return False, None
-            self._remember(site, tap)
+            self._remember(site, interceptor)
             return True, None
         chosen = chosen if alone else [i for i in tensors if derived[i] and dims[i] is not None]
         changed = list(leaves)
         for i in chosen:
-            copy = tap.per_record_argument(cast("Tensor", leaves[i]), dims[i] or 0)
+            copy = interceptor.per_record_argument(cast("Tensor", leaves[i]), dims[i] or 0)
             if copy is None:
-                tap.give_up(cast("Derived", tap.derived(leaves[i])).scope)
+                interceptor.give_up(cast("Derived", interceptor.derived(leaves[i])).scope)
                 return False, None
             changed[i] = copy
         if not chosen:
@@ -358,15 +358,15 @@ class ModuleTracer:
         sized = tensor.dim() > dim and tensor.shape[dim] == self.marks.records
         return self.marks.constant(tensor) or known or not sized
 
-    def _remember(self, site: CapturedModule, tap: DirectParameterInterceptor) -> None:
+    def _remember(self, site: CapturedModule, interceptor: DirectParameterInterceptor) -> None:
         if self.marks.records > 1:
             self._without_records.add(site.module)
-        if tap.calls and tap.calls[0].site.module is self._model:
+        if interceptor.calls and interceptor.calls[0].site.module is self._model:
             self._is_needed = True
 
     def mark_output(self, site: CapturedModule, output: object) -> None:
         """Inside a followed module: what a captured one returns has the records first."""
-        if self._tap is None:
+        if self._interceptor is None:
             return
         recurrent = isinstance(site.module, nn.RNNBase)
         if site.dim or (site.tapped and not getattr(site.module, "batch_first", False)):
@@ -583,9 +583,9 @@ class ModuleCallHooks:
         elif site.is_model and not captured and self._following.watches(args, kwargs):
             frame = self._follow_model(site, recording, args, kwargs)
         elif captured and (site.tapped or site.rule is None):
-            # The parameters stay on: a use that the tap doesn't see must be noticed.
+            # The parameters stay on: a use that the interceptor misses must be noticed.
             if site.tapped:
-                frame = self._tap(site, captured, recording, args[0] if args else kwargs.get("input"))
+                frame = self._interceptor(site, captured, recording, args[0] if args else kwargs.get("input"))
             elif not site.whole and self._following.may_follow(site):
                 frame = self._follow(site, captured, recording, args, kwargs)
             else:
@@ -652,7 +652,7 @@ class ModuleCallHooks:
         call = self._following.open(site, recording, self.anchor, before)
         return CallFrame(site=site, switched=[], captured=captured, whole=False, before=before, followed=call)
 
-    def _tap(
+    def _interceptor(
         self, site: CapturedModule, captured: dict[str, nn.Parameter], recording: CapturedGradients, first: object
     ) -> CallFrame:
         mode = FunctionInterceptor(
@@ -784,8 +784,8 @@ class ModuleCallHooks:
         site = frame.site
         before.fingerprint.check(site.module, site.label)
         self._refuse_hooks_outside(site)
-        places = before.fingerprint.kept_tensors(site.module, recording.records)
-        kept = save_call(site.module, site.label, recording.records, before.args, before.kwargs, output, places)
+        kept_tensors = before.fingerprint.kept_tensors(site.module, recording.records)
+        kept = save_call(site.module, site.label, recording.records, before.args, before.kwargs, output, kept_tensors)
         use = LayerCall(
             module=site.module,
             label=site.label,

@@ -25,7 +25,7 @@ __all__ = [
     "CapturedModule",
     "ModuleHook",
     "OutputGradientReceiver",
-    "Place",
+    "HeldAttribute",
     "attribute_values",
     "check_hooks_present",
     "check_no_record_mixing",
@@ -54,7 +54,7 @@ __all__ = [
 # What nn.Module itself keeps in its dictionary.
 _OWN = frozenset(vars(nn.Module()))
 # A leaf of an attribute of a module: the module, the attribute's name, the leaf's number.
-Place = tuple[nn.Module, str, int]
+HeldAttribute = tuple[nn.Module, str, int]
 _Held = dict[tuple[nn.Module, str], object]
 
 
@@ -74,14 +74,14 @@ def restore_attributes(held: _Held) -> None:
         vars(module)[key] = tree_map(lambda leaf: leaf, value)
 
 
-def attribute_values(places: Iterable[Place]) -> list[object]:
+def attribute_values(held: Iterable[HeldAttribute]) -> list[object]:
     """What the attributes hold now."""
-    return [_leaves(vars(module)[key])[number] for module, key, number in places]
+    return [_leaves(vars(module)[key])[number] for module, key, number in held]
 
 
-def put_attributes(places: Sequence[Place], values: Sequence[object]) -> None:
+def put_attributes(held: Sequence[HeldAttribute], values: Sequence[object]) -> None:
     """Replace what the attributes hold."""
-    for (module, key, number), value in zip(places, values, strict=True):
+    for (module, key, number), value in zip(held, values, strict=True):
         leaves, spec = tree_flatten(vars(module)[key])
         leaves[number] = value
         vars(module)[key] = tree_unflatten(leaves, spec)
@@ -103,17 +103,17 @@ class CallSideEffects:
 
     def rewind(self, module: nn.Module) -> None:
         """Put random generators and attributes back to what they were, so that the call can be made again."""
-        for place in held_attributes(module):
-            if place not in self._held:
-                del vars(place[0])[place[1]]
+        for attribute in held_attributes(module):
+            if attribute not in self._held:
+                del vars(attribute[0])[attribute[1]]
         restore_attributes(self._held)
         torch.set_rng_state(self._generators[0])
         if len(self._generators) > 1:
             torch.cuda.set_rng_state(self._generators[1], _device(module))
 
-    def kept_tensors(self, module: nn.Module, records: int) -> list[Place]:
+    def kept_tensors(self, module: nn.Module, records: int) -> list[HeldAttribute]:
         """Where the call kept floating tensors, each with the records first, in attributes."""
-        found: list[Place] = []
+        found: list[HeldAttribute] = []
         for (inner, key), value in held_attributes(module).items():
             before = {id(leaf) for leaf in _leaves(self._held.get((inner, key)))}
             found += [

@@ -103,12 +103,14 @@ def storage_number(tensor: Tensor) -> int:
 def read_flags(flags: Sequence[Tensor]) -> list[bool]:
     """Single truth values, in one look at each device that holds some."""
     found: dict[torch.device, list[int]] = {}
-    for place, flag in enumerate(flags):
-        found.setdefault(flag.device, []).append(place)
+    for position, flag in enumerate(flags):
+        found.setdefault(flag.device, []).append(position)
     values = [False] * len(flags)
-    for places in found.values():
-        for place, value in zip(places, torch.stack([flags[place] for place in places]).tolist(), strict=True):
-            values[place] = value
+    for indices in found.values():
+        for position, value in zip(
+            indices, torch.stack([flags[position] for position in indices]).tolist(), strict=True
+        ):
+            values[position] = value
     return values
 
 
@@ -275,7 +277,7 @@ class ProductFormat:
     """How matrices are multiplied, and how far a product may be from the true one.
 
     An entry adds up K products x_k·y_k. Its error is at most ``(K·addition + formed)·Σ_k|x_k||y_k|``, and with
-    ``weighted`` in the place of ``formed`` if x carries weights.
+    ``weighted`` instead of ``formed`` if x carries weights.
 
     Args:
         addition: of one addition.

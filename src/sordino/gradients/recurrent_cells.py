@@ -133,8 +133,8 @@ def space_for(steps: TimeSteps, like: Tensor, width: int) -> Tensor:
 # Operations on the entries of small arrays, by torch or by numpy.
 #
 # A loop over time steps calls many operations on a few thousand numbers each. There numpy's way in is shorter than
-# torch's, and its tanh has kernels for wide registers, several times as fast. Which is taken depends on the place, type
-# and size alone, never on a clock or on data, and changes only rounding.
+# torch's, and its tanh has kernels for wide registers, several times as fast. Which is taken depends on device, type and
+# size alone, never on a clock or on data, and changes only rounding.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +235,7 @@ class _Work:
 def gru_forward(
     cell: CellWeights, steps: TimeSteps, joined: Tensor, states: Tensor, c: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """The states, written into their places, and what the backward pass needs."""
+    """The states, written into `states`, and what the backward pass needs."""
     records, h = states.shape[1:]
     inputs = joined.shape[2] - h
     shifts = [None if shift is None else shift[2 * h :] for shift in (cell.bias_ih, cell.bias_hh)]
@@ -247,7 +247,7 @@ def gru_forward(
     slopes, space = joined.new_empty(len(steps.active), 5, records, h), joined.new_empty(6, records, h)
     space[5] = 1
     every, state_of = joined.unbind(0), states.unbind(0)
-    from_input, slopes_of, places = of(of_input.unflatten(0, joined.shape[:2])), of(slopes), of(states)
+    from_input, slopes_of, positions = of(of_input.unflatten(0, joined.shape[:2])), of(slopes), of(states)
     work = _Work(space, records, ops)
     for t, before, behind, n in steps.forwards():
         if n != work.records:
@@ -256,9 +256,9 @@ def gru_forward(
         sent = of(of_state(first(state_of[before], n)))
         ops.plus_product(from_input[before][:n], work.r, sent, work.new)
         ops.tanh(work.new, work.new)
-        ops.subtract(places[before][:n], work.new, work.kept)
+        ops.subtract(positions[before][:n], work.new, work.kept)
         multiply(work.z, work.kept, work.kept)
-        ops.add(work.new, work.kept, places[behind][:n])
+        ops.add(work.new, work.kept, positions[behind][:n])
         at_r, at_z, at_sent, at_new, z = slopes_of[t][:, :n]
         less_product(work.one, work.new, work.new, work.flat)
         less_product(work.flat, work.flat, work.z, at_new)
@@ -334,7 +334,7 @@ class _LstmWork:
 def lstm_forward(
     cell: CellWeights, steps: TimeSteps, joined: Tensor, states: Tensor, c: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """The states, written into their places, what the backward pass needs, and the last cell state."""
+    """The states, written into `states`, what the backward pass needs, and the last cell state."""
     count, records, h = len(steps.active), joined.shape[1], cell.weight_hh.shape[0] // 4
     gates_of = affine_map(records, *cell.rows(0, 4 * h))
     project = None if cell.weight_hr is None else affine_map(records, cell.weight_hr)
@@ -344,7 +344,7 @@ def lstm_forward(
     space[5] = c
     unprojected = joined.new_empty(0) if project is None else space_for(steps, joined, h)
     every, state_of = joined.unbind(0), states.unbind(0)
-    slopes_of, places, work = ops.of(slopes), ops.of(states), _LstmWork(space, records, ops)
+    slopes_of, positions, work = ops.of(slopes), ops.of(states), _LstmWork(space, records, ops)
     for t, before, behind, n in steps.forwards():
         if n != work.records:
             work = _LstmWork(space, n, ops)
@@ -356,7 +356,7 @@ def lstm_forward(
         tanh(work.c, work.s)
         multiply(work.o, work.s, work.u)
         if project is None:
-            places[behind][:n] = work.u
+            positions[behind][:n] = work.u
         else:
             unprojected[t, :n] = work.unprojected
             state_of[behind][:n] = project(work.unprojected)
@@ -420,7 +420,7 @@ _tanh_slope = torch.ops.aten.tanh_backward.grad_input
 def rnn_forward(
     cell: CellWeights, steps: TimeSteps, joined: Tensor, states: Tensor, c: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """The states, written into their places; they are all that the backward pass needs."""
+    """The states, written into `states`; they are all that the backward pass needs."""
     weight, bias = cell.rows(0, cell.weight_hh.shape[0])
     every, state_of = joined.unbind(0), states.unbind(0)
     new_state = affine_map(joined.shape[1], weight, bias, "tanh" if cell.kind == "tanh" else "relu")

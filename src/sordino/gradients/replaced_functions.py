@@ -37,7 +37,7 @@ __all__ = ["GateReceiver", "attention", "recurrent_replacements", "run_direction
 
 
 def attention(
-    tap: FunctionInterceptor,
+    interceptor: FunctionInterceptor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -66,8 +66,10 @@ def attention(
 ) -> tuple[Float[Tensor, "T B E"], Tensor | None]:
     """Multi-head attention with the arguments of ``F.multi_head_attention_forward``."""
     if static_k is not None or static_v is not None:
-        raise UnsupportedModule(f"{tap.label} must compute its keys and values, got static ones. Pass key and value.")
-    _check_records(tap, query, key, value)
+        raise UnsupportedModule(
+            f"{interceptor.label} must compute its keys and values, got static ones. Pass key and value."
+        )
+    _check_records(interceptor, query, key, value)
     if is_causal and attn_mask is None:
         raise RuntimeError("attn_mask must be given with is_causal, got none. Pass the causal mask as well.")
     if is_causal and key_padding_mask is None and not need_weights:
@@ -75,9 +77,9 @@ def attention(
     else:
         is_causal = is_causal and key_padding_mask is None
     weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else (in_proj_weight,) * 3
-    q, k, v = _projections(tap, (query, key, value), weights, in_proj_bias, embed_dim_to_check)
+    q, k, v = _projections(interceptor, (query, key, value), weights, in_proj_bias, embed_dim_to_check)
     if bias_k is not None and bias_v is not None:
-        k, v = _with_biases(tap, k, v, bias_k, bias_v)
+        k, v = _with_biases(interceptor, k, v, bias_k, bias_v)
     extra = int(bias_k is not None) + int(add_zero_attn)
     if add_zero_attn:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
@@ -91,17 +93,17 @@ def attention(
         mixed, shares = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal), None
     # Time first in memory as torch's: a dropout behind it draws its mask in the order of memory.
     mixed = mixed.permute(2, 0, 1, 3).flatten(2)
-    part = LinearMap(weight=tap.name(out_proj_weight), bias=tap.name(out_proj_bias))
+    part = LinearMap(weight=interceptor.name(out_proj_weight), bias=interceptor.name(out_proj_bias))
     output = F.linear(mixed, out_proj_weight.detach(), None if out_proj_bias is None else out_proj_bias.detach())
-    (output,) = tap.capture(parts_rule, _names([part]), (part,), (output,), (mixed.transpose(0, 1),), dim=1)
+    (output,) = interceptor.capture(parts_rule, _names([part]), (part,), (output,), (mixed.transpose(0, 1),), dim=1)
     return output, shares
 
 
-def _check_records(tap: FunctionInterceptor, *inputs: Tensor) -> None:
+def _check_records(interceptor: FunctionInterceptor, *inputs: Tensor) -> None:
     """A single row is refused as well: it may be one record's, which must not count for all."""
-    if any(x.dim() != 3 or x.shape[1] != tap.records for x in inputs):
+    if any(x.dim() != 3 or x.shape[1] != interceptor.records for x in inputs):
         raise RecordCountMismatch(
-            f"the inputs of {tap.label} must have one row per record, got another number or none. "
+            f"the inputs of {interceptor.label} must have one row per record, got another number or none. "
             "Call it with a batch, and expand learned queries to it."
         )
 
@@ -111,7 +113,7 @@ def _names(parts: list[LinearMap]) -> set[str]:
 
 
 def _projections(
-    tap: FunctionInterceptor,
+    interceptor: FunctionInterceptor,
     inputs: tuple[Tensor, ...],
     weights: tuple[Tensor | None, ...],
     bias: Tensor | None,
@@ -133,20 +135,24 @@ def _projections(
         saved.append(x.transpose(0, 1))
         outputs.append(F.linear(saved[-1], weight.detach()[rows[0] : rows[1]] if packed else weight.detach(), shift))
         own = rows if packed else None
-        parts.append(LinearMap(weight=tap.name(weight), bias=tap.name(bias), rows=own, bias_rows=rows))
-    passed = tap.capture(parts_rule, _names(parts), tuple(parts), tuple(outputs), tuple(saved))
+        parts.append(LinearMap(weight=interceptor.name(weight), bias=interceptor.name(bias), rows=own, bias_rows=rows))
+    passed = interceptor.capture(parts_rule, _names(parts), tuple(parts), tuple(outputs), tuple(saved))
     return [chunk for output in passed for chunk in output.split(width, dim=2)]
 
 
 def _with_biases(
-    tap: FunctionInterceptor, k: Float[Tensor, "B S E"], v: Float[Tensor, "B S E"], bias_k: Tensor, bias_v: Tensor
+    interceptor: FunctionInterceptor,
+    k: Float[Tensor, "B S E"],
+    v: Float[Tensor, "B S E"],
+    bias_k: Tensor,
+    bias_v: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """One more key and value, the same for every record."""
-    names = [tap.name(bias_k), tap.name(bias_v)]
-    copies = tuple(bias.detach().expand(tap.records, 1, -1).to(k.dtype).clone() for bias in (bias_k, bias_v))
+    names = [interceptor.name(bias_k), interceptor.name(bias_v)]
+    copies = tuple(bias.detach().expand(interceptor.records, 1, -1).to(k.dtype).clone() for bias in (bias_k, bias_v))
     captured = [i for i in range(2) if names[i] is not None]
     own = tuple(str(names[i]) for i in captured)
-    passed = tap.capture(direct_rule, set(own), own, tuple(copies[i] for i in captured), ()) if own else ()
+    passed = interceptor.capture(direct_rule, set(own), own, tuple(copies[i] for i in captured), ()) if own else ()
     rows = list(copies)
     for i, copy in zip(captured, passed, strict=True):
         rows[i] = copy
@@ -298,7 +304,7 @@ def recurrent_replacements() -> dict[object, Replacement]:
     return {function: partial(_recurrent, kind=kind) for function, kind in functions}
 
 
-def _recurrent(tap: FunctionInterceptor, x: Tensor, *rest: object, kind: Kind) -> tuple[Tensor, ...]:
+def _recurrent(interceptor: FunctionInterceptor, x: Tensor, *rest: object, kind: Kind) -> tuple[Tensor, ...]:
     """Both forms of the functions: padded (x, state, weights, …, batch_first) and packed (x, batch_sizes, state, …)."""
     packed = isinstance(rest[0], Tensor) and not rest[0].is_floating_point()
     batch_sizes = cast("Tensor", rest[0]) if packed else None
@@ -312,7 +318,7 @@ def _recurrent(tap: FunctionInterceptor, x: Tensor, *rest: object, kind: Kind) -
         active = [x.shape[1]] * x.shape[0]
     weights = cast("Sequence[Tensor]", weights)
     states = cast("tuple[Tensor, ...]", state if kind == "lstm" else (state,))
-    _recurrent_check_records(tap, x)
+    _recurrent_check_records(interceptor, x)
     directions = 2 if bidirectional else 1
     rows = len(weights) // (cast("int", layers) * directions)
     last: list[list[Tensor]] = []
@@ -325,9 +331,15 @@ def _recurrent(tap: FunctionInterceptor, x: Tensor, *rest: object, kind: Kind) -
                 own = weights[k * rows : (k + 1) * rows]
                 first = [s[k].to(x.dtype) for s in states]
                 steps = TimeSteps(active=active, reverse=direction == 1)
-                cell, parts = _cell(tap, kind, own, bool(biased))
+                cell, parts = _cell(interceptor, kind, own, bool(biased))
                 result = run_direction(
-                    cell, steps, _receiver(tap, parts), tap.anchor, x, first[0], first[1] if kind == "lstm" else None
+                    cell,
+                    steps,
+                    _receiver(interceptor, parts),
+                    interceptor.anchor,
+                    x,
+                    first[0],
+                    first[1] if kind == "lstm" else None,
                 )
                 outputs.append(result[0])
                 last.append(list(result[1:]))
@@ -339,17 +351,17 @@ def _recurrent(tap: FunctionInterceptor, x: Tensor, *rest: object, kind: Kind) -
     return _packed(x, batch_sizes) if batch_sizes is not None else output, *hidden
 
 
-def _recurrent_check_records(tap: FunctionInterceptor, x: Tensor) -> None:
+def _recurrent_check_records(interceptor: FunctionInterceptor, x: Tensor) -> None:
     """A single sequence is refused as well: it may be one record's, which must not count for all."""
-    if not tap.batched or x.shape[1] != tap.records:
+    if not interceptor.batched or x.shape[1] != interceptor.records:
         raise RecordCountMismatch(
-            f"an input of {tap.label} must have one row per record, got another number. "
+            f"an input of {interceptor.label} must have one row per record, got another number. "
             "Keep one sequence per record, and pack all of them."
         )
 
 
 def _cell(
-    tap: FunctionInterceptor, kind: Kind, own: Sequence[Tensor], biased: bool
+    interceptor: FunctionInterceptor, kind: Kind, own: Sequence[Tensor], biased: bool
 ) -> tuple[CellWeights, tuple[LinearMap, ...]]:
     """The weights of one direction in torch's order, and the captured names of its linear maps."""
     weight_ih, weight_hh, *others = own
@@ -365,20 +377,20 @@ def _cell(
         weight_hr=values[2],
     )
     parts = [
-        LinearMap(weight=tap.name(weight_ih), bias=tap.name(bias_ih)),
-        LinearMap(weight=tap.name(weight_hh), bias=tap.name(bias_hh), joined=kind != "gru"),
+        LinearMap(weight=interceptor.name(weight_ih), bias=interceptor.name(bias_ih)),
+        LinearMap(weight=interceptor.name(weight_hh), bias=interceptor.name(bias_hh), joined=kind != "gru"),
     ]
     if projection is not None:
-        parts.append(LinearMap(weight=tap.name(projection), bias=None))
+        parts.append(LinearMap(weight=interceptor.name(projection), bias=None))
     return cell, tuple(parts)
 
 
-def _receiver(tap: FunctionInterceptor, parts: tuple[LinearMap, ...]) -> GateReceiver | None:
+def _receiver(interceptor: FunctionInterceptor, parts: tuple[LinearMap, ...]) -> GateReceiver | None:
     names = {name for part in parts for name, _ in part.roles().values()}
     if not names:
         return None
-    receive = tap.receiver(parts_rule, names, parts, tuple(0 for _ in parts))
-    order = tap.order
+    receive = interceptor.receiver(parts_rule, names, parts, tuple(0 for _ in parts))
+    order = interceptor.order
 
     def records_first(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().transpose(0, 1)

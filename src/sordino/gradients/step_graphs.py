@@ -172,10 +172,10 @@ def _draws(node: torch.fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     schema = getattr(node.target, "_schema", None)
-    for place, argument in enumerate(() if schema is None else schema.arguments):
+    for position, argument in enumerate(() if schema is None else schema.arguments):
         if argument.name in _DROPPING:
             given = node.kwargs.get(argument.name, argument.default_value)
-            given = node.args[place] if place < len(node.args) else given
+            given = node.args[position] if position < len(node.args) else given
             return bool(given != 0)
     return True
 
@@ -190,14 +190,14 @@ def _has_unknown_size(node: torch.fx.Node) -> bool:
 
 def _lift(graph: GraphModule, living: Sequence[Tensor]) -> list[Tensor]:
     """Make inputs, ahead of the others, of the constants of `graph` that are among `living`."""
-    by_place = {(tensor.data_ptr(), tensor.shape): tensor for tensor in living}
+    by_memory = {(tensor.data_ptr(), tensor.shape): tensor for tensor in living}
     found: dict[int, tuple[Tensor, torch.fx.Node]] = {}
     start = next(iter(graph.graph.nodes))
     for node in list(graph.graph.nodes):
         if node.op != "get_attr":
             continue
         constant = getattr(graph, str(node.target))
-        tensor = by_place.get((constant.data_ptr(), constant.shape)) if isinstance(constant, Tensor) else None
+        tensor = by_memory.get((constant.data_ptr(), constant.shape)) if isinstance(constant, Tensor) else None
         if tensor is None:
             continue
         if id(tensor) not in found:

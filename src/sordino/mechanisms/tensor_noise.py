@@ -107,7 +107,7 @@ _BLOCK = 1 << 16
 _DRAWS = 2 * _BLOCK
 # Blocks that are worth a thread: starting one takes as long as a tenth of a block.
 _BLOCKS_A_THREAD = 2
-# Blocks that a thread takes at once: each time its place in the stream has to be found.
+# Blocks that a thread takes at once: each time its position in the stream has to be found.
 _MOST_AT_ONCE = 4
 _EXPONENT_OF_ONE = 0x3FF0_0000_0000_0000
 # Words of 32 bits below this get 52 bits more, so that the tail has them where it needs them.
@@ -153,25 +153,25 @@ def add_normal_(
     stream: RandomStream,
     *,
     stddev: float,
-    places: Sequence[int] | None = None,
+    starts: Sequence[int] | None = None,
     count: int | None = None,
 ) -> None:
     """Add `stddev` times standard normal draws in place.
 
-    There is one row of draws, and every tensor gets those of its place in it. They are made where the tensor is, block
-    by block, so the noise of a tensor of single or double precision is never in memory as a whole.
+    There is one row of draws, and every tensor gets those of its position in it. They are made on the tensor's device,
+    block by block, so the noise of a tensor of single or double precision is never in memory as a whole.
 
     Args:
         tensors: of any shape, device and floating type; either all of them are float64 or none is.
         stream: source of the bits; afterwards it stands behind the whole row.
         stddev: > 0.
-        places: where in the row each tensor begins, in order and without overlap; by default each behind the last.
+        starts: where in the row each tensor begins, in order and without overlap; by default each behind the last.
         count: length of the row; by default to the end of the last tensor.
     """
     if not tensors:
         return
     sizes = [tensor.numel() for tensor in tensors]
-    starts = list(itertools.accumulate(sizes[:-1], initial=0)) if places is None else list(places)
+    starts = list(itertools.accumulate(sizes[:-1], initial=0)) if starts is None else list(starts)
     length = starts[-1] + sizes[-1] if count is None else count
     near: list[_Target] = []
     others: list[tuple[int, Tensor]] = []
@@ -238,13 +238,13 @@ def _draw_blocks(
 ) -> None:
     working = targets[0][1].dtype
     starts = [start for start, _ in targets]
-    reader, place = stream, -1
+    reader, position = stream, -1
     with _arrays(working, min(_BLOCK, (count + 1) // 2)) as arrays:
         for block in blocks:
             first, last = block * _DRAWS, min((block + 1) * _DRAWS, count)
-            if first != place:
+            if first != position:
                 reader = stream.ahead(_bytes(first, working.itemsize))
-            place = last
+            position = last
             drawn = arrays.draw((last - first + 1) // 2, reader, stddev)
             for start, row in targets[max(0, bisect_right(starts, first) - 1) : bisect_left(starts, last)]:
                 low, high = max(first, start), min(last, start + len(row))
@@ -317,10 +317,10 @@ def _single_logarithms(words: np.ndarray, out: np.ndarray, stream: RandomStream)
     """
     np.copyto(out, words, casting="same_kind")
     if words.min() < _SHORT:
-        for place in np.flatnonzero(words < _SHORT):
+        for position in np.flatnonzero(words < _SHORT):
             # As far behind this pair's own bits as the reserve of any other pair lies behind those.
-            own = _RESERVE - 2 * words.nbytes + 8 * int(place)
-            out[place] = words[place] + stream.ahead(own).uniform(1)[0]
+            own = _RESERVE - 2 * words.nbytes + 8 * int(position)
+            out[position] = words[position] + stream.ahead(own).uniform(1)[0]
     np.multiply(out, _UNIT, out=out)
     np.log(out, out=out)
 
@@ -403,7 +403,7 @@ class ShardSlice:
     """Where a held tensor lies in the whole one, counted in entries of the flattened whole.
 
     Args:
-        first: place of its first entry.
+        first: position of its first entry.
         whole: number of entries of the whole tensor; the held one has at most so many.
     """
 
@@ -416,7 +416,7 @@ class ShardGaussianMechanism:
     """Adds to the held parts of tensors the noise that `mechanism` would add to the whole tensors.
 
     Guarantee: all parts of all processes together are one release of `mechanism` on the whole tensors, when every
-    process draws from the same key: each entry gets the draw of its own place, so noise on different parts is
+    process draws from the same key: each entry gets the draw of its own position, so noise on different parts is
     independent, and the same on copies of one part.
 
     Args:
@@ -476,5 +476,5 @@ class ShardGaussianMechanism:
         for group in group_by_precision(tensors):
             parts, left = left[: len(group)], left[len(group) :]
             wholes = list(itertools.accumulate((part.whole for part in parts), initial=0))
-            places = [start + part.first for start, part in zip(wholes, parts, strict=False)]
-            add_normal_(group, stream, stddev=self.stddev, places=places, count=wholes[-1])
+            starts = [start + part.first for start, part in zip(wholes, parts, strict=False)]
+            add_normal_(group, stream, stddev=self.stddev, starts=starts, count=wholes[-1])

@@ -785,13 +785,13 @@ class PrivacyEngine(metaclass=_EngineNames):
             plan = replace(plan, dataset_size_is_public=True)
         check_compatible_plans(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
         earlier = self._charges.runs() if self.journal.path is not None else ()
-        place = self._place_of(loop.module)
-        if place < len(self._attached):
+        position = self._index_of(loop.module)
+        if position < len(self._attached):
             # The module is made private again; its earlier loader gives no more batches.
-            self._attached[place].detach()
+            self._attached[position].detach()
         attached, loader = loop.attach(
             plan,
-            number=place,
+            number=position,
             steps=steps,
             rng=self._new_randomness(),
             log=self._charges,
@@ -806,14 +806,14 @@ class PrivacyEngine(metaclass=_EngineNames):
             for event, times in earlier:
                 adaptive.take_over(event, times)
         self._adaptive = adaptive
-        self._attached[place:] = [attached, *self._attached[place + 1 :]]
+        self._attached[position:] = [attached, *self._attached[position + 1 :]]
         self._plans.append(plan)
         return loop.module, loop.optimizer, loader
 
-    def _place_of(self, module: nn.Module) -> int:
+    def _index_of(self, module: nn.Module) -> int:
         """Where the engine keeps `module`, or will keep it."""
-        places = (place for place, one in enumerate(self._attached) if one.hooks.module is module)
-        return next(places, len(self._attached))
+        positions = (position for position, attached in enumerate(self._attached) if attached.hooks.module is module)
+        return next(positions, len(self._attached))
 
     def _same_delta(self, delta: float) -> float:
         if self._delta not in (None, delta):
@@ -858,7 +858,7 @@ class PrivacyEngine(metaclass=_EngineNames):
         """Mark tensors as made without private records: a model in training may then be called on them.
 
         When: a critic sees synthetic records and real ones. Each row is clipped together with the private record in
-        the same place.
+        the same position.
 
         Args:
             batch: tensors that depend on private records only through what private training released.

@@ -561,11 +561,11 @@ class _FitLoop:
         self._refuse_failure()
         sums: dict[nn.Parameter, Tensor] = {}
         chunks = self._num_chunks
-        for place in range(chunk.num_records):
-            one = replace(chunk, indices=chunk.indices[place : place + 1])
+        for position in range(chunk.num_records):
+            one = replace(chunk, indices=chunk.indices[position : position + 1])
             rows = map_tensors(
-                lambda tensor, place=place: (
-                    tensor[place : place + 1] if tensor.dim() and tensor.size(0) == chunk.num_records else tensor
+                lambda tensor, position=position: (
+                    tensor[position : position + 1] if tensor.dim() and tensor.size(0) == chunk.num_records else tensor
                 ),
                 batch,
             )

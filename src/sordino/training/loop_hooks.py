@@ -65,7 +65,7 @@ class RootHook:
     Args:
         call: the hook, called as torch calls it but without the module.
         module: whose hook it is.
-        on_copy: called in its place, with the module first, when a copy of `module` runs.
+        on_copy: called instead of it, with the module first, when a copy of `module` runs.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class LoopHooks:
         """Have every new form of the loss checked before its backward pass.
 
         Args:
-            verify: called with the tape of a batch, the loss's place on it, and how many times it came since it was
+            verify: called with the tape of a batch, the loss's index on it, and how many times it came since it was
                 checked, 0 for a new one; raises when the loss couples records.
             try_forward: called with the tape and the arguments of the first training forward, before it runs.
         """
@@ -217,7 +217,7 @@ class LoopHooks:
             verify: called with how many batches came since it was called before, 0 for a new state of the module;
                 raises when module or criterion couples records.
             criterion: compared with the gradients that the loop sends to the module's output.
-            verify_arguments: called with the tape of a batch and the place of the module's arguments on it; raises when
+            verify_arguments: called with the tape of a batch and the index of the module's arguments on it; raises when
                 what the loop made of the batch couples records.
         """
         self._verify_module, self._following.criterion = verify, criterion
@@ -354,8 +354,8 @@ class LoopHooks:
         elif not self._open_again(chunk):
             raise NonPrivateStep(
                 "random numbers for a batch must be drawn while its loop runs, got some drawn after its end, which "
-                "follow from a record's place in the batch. Write `batches = iter(loader)` and `next(batches)` instead "
-                "of next(iter(loader)), or step inside the loop."
+                "follow from a record's position in the batch. Write `batches = iter(loader)` and `next(batches)` "
+                "instead of next(iter(loader)), or step inside the loop."
             )
 
     def _open_again(self, chunk: Microbatch) -> bool:

@@ -139,7 +139,7 @@ class NotThere:
     def __iter__(self) -> Iterator[object]:
         raise self._refusal()
 
-    def __getitem__(self, place: object) -> object:
+    def __getitem__(self, position: object) -> object:
         raise self._refusal()
 
     def _refusal(self) -> NotOffered:

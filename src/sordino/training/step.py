@@ -394,7 +394,7 @@ class PrivateStep:
         if self._stream is not None:
             stream = {
                 "buffers": self._stream.state_tensors(),
-                "place": self._stream.state_json(),
+                "position": self._stream.state_json(),
                 "trained": self._trained,
             }
         # As a tensor, so that the size of a checkpoint says how many there are and nothing else.
@@ -417,7 +417,7 @@ class PrivateStep:
             raise InvalidArgument("state_dict must be one of this plan, with its noise. Was the file exchanged?")
         if self._stream is not None:
             body = cast("Mapping[str, object]", noise)
-            self._stream.load_state_dict(cast("Mapping[str, Tensor]", body["buffers"]), str(body["place"]))
+            self._stream.load_state_dict(cast("Mapping[str, Tensor]", body["buffers"]), str(body["position"]))
             self._trained = cast("list[str] | None", body["trained"])
 
     def _close(self) -> None:

@@ -295,17 +295,17 @@ def _joined_use(use: LayerCall, i: int, names: set[str]) -> LayerCall | None:
 
 def _side_by_side(first: Tensor, second: Tensor) -> Tensor:
     """Both along the last dimension; without a copy where they lie next to each other in memory."""
-    width, place = first.shape[-1] + second.shape[-1], first.storage_offset()
+    width, offset = first.shape[-1] + second.shape[-1], first.storage_offset()
     neighbors = (
         storage_number(first) == storage_number(second)
         and first.stride() == second.stride()
         and first.stride(-1) == 1
         and min(first.stride()[:-1]) >= width
-        and second.storage_offset() == place + first.shape[-1]
+        and second.storage_offset() == offset + first.shape[-1]
     )
     if not neighbors:
         return torch.cat([first, second], dim=-1)
-    return first.as_strided((*first.shape[:-1], width), first.stride(), place)
+    return first.as_strided((*first.shape[:-1], width), first.stride(), offset)
 
 
 def _separated(use: LayerCall, i: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -58,12 +58,12 @@ class EmbeddingRule(LayerRule):
         segments = torch.unique(keys, return_inverse=True)[1]
         use.memo[_SEGMENTS] = segments.view(ids.shape)
         norms = row_squared_norms(grads.flatten(0, 1))
-        repeated, places = _repeated(segments)
+        repeated, positions = _repeated(segments)
         norms[repeated] = 0
         total += norms.view(ids.shape).sum(1)
-        if places.numel():
-            sums = _segment_sums(places, grads.flatten(0, 1)[repeated], int(places.max()) + 1)
-            owners = torch.zeros_like(places[: sums.shape[0]]).scatter_(0, places, repeated // ids.shape[1])
+        if positions.numel():
+            sums = _segment_sums(positions, grads.flatten(0, 1)[repeated], int(positions.max()) + 1)
+            owners = torch.zeros_like(positions[: sums.shape[0]]).scatter_(0, positions, repeated // ids.shape[1])
             total.index_add_(0, owners, row_squared_norms(sums))
         return total
 
@@ -91,11 +91,11 @@ class EmbeddingRule(LayerRule):
             return dict.fromkeys(names, summed)
         weighted = (grads * weights.to(grads.dtype)[:, None, None]).flatten(0, 1)
         if known is not None and known.numel():
-            repeated, places = _repeated(known.flatten())
+            repeated, positions = _repeated(known.flatten())
             weighted[repeated] = 0
-            if places.numel():
+            if positions.numel():
                 chosen = (flat[repeated], rows[repeated], owners[repeated])
-                _add_segments(summed, places, int(places.max()) + 1, *chosen, weights)
+                _add_segments(summed, positions, int(positions.max()) + 1, *chosen, weights)
         return dict.fromkeys(names, summed.index_add_(0, rows, weighted))
 
     def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
@@ -224,14 +224,14 @@ def _add_segments(
 
 
 def _repeated(segments: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Positions whose segment has others, and a place for each of these segments. Most have one position."""
+    """Positions whose segment has others, and a number for each of these segments. Most have one position."""
     several = torch.bincount(segments) > 1
     repeated = several[segments].nonzero().flatten()
     return repeated, (several.cumsum(0) - 1)[segments[repeated]]
 
 
 def _numbered(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """The place of each key among the different ones, by operations whose results have a size known in advance."""
+    """The index of each key among the different ones, by operations whose results have a size known in advance."""
     ordered, order = keys.sort(stable=True)
     changes = (ordered[1:] != ordered[:-1]).cumsum(0)
     return torch.zeros_like(keys).scatter_(0, order, torch.cat([torch.zeros_like(ordered[:1]), changes]))
