@@ -514,9 +514,10 @@ def grams(x: Float[Tensor, "B T d"], *, kind: str = "matmul") -> Float[Tensor, "
         return _grams_away(x, kind)
     records, positions, width = x.shape
     work = positions**2 * width
-    if work < 2 * _LEAST and positions >= 64 and width >= 256 and x.device.type == "cpu" and not is_tracing_graph():
+    by_onednn = work >= 2 * _LEAST and _by_onednn(x, x, work) and _has_whole_units()
+    if not by_onednn and positions >= 96 and width >= 128 and x.device.type == "cpu" and not is_tracing_graph():
         return _halved_grams(x)
-    if not _by_onednn(x, x, work):
+    if not by_onednn:
         return torch.bmm(x, x.transpose(1, 2))
     result = x.new_empty(records, positions, positions)
     for b in range(records):
@@ -536,7 +537,7 @@ def _grams_away(x: Float[Tensor, "B T d"], kind: str) -> Float[Tensor, "B T T"]:
 def _halved_grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
     """Each quarter of the positions with itself and those before it; the rest by symmetry.
 
-    For products of this size that is worth more than wider kernels, which are called for each record.
+    That takes 5/8 of the additions. Wider kernels, which are called for each record, are worth more in large products.
     """
     records, positions, _ = x.shape
     result, turned, step = x.new_empty(records, positions, positions), x.transpose(1, 2), -(-positions // 4)

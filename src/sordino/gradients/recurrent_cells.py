@@ -133,8 +133,8 @@ def space_for(steps: TimeSteps, like: Tensor, width: int) -> Tensor:
 # Operations on the entries of small arrays, by torch or by numpy.
 #
 # A loop over time steps calls many operations on a few thousand numbers each. There numpy's way in is shorter than
-# torch's, and its tanh has kernels for wide registers, several times as fast. Which is taken depends on device, type and
-# size alone, never on a clock or on data, and changes only rounding.
+# torch's, and its tanh has kernels for wide registers, several times as fast. Which is taken depends on device, type
+# and size alone, never on a clock or on data, and changes only rounding.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

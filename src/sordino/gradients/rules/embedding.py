@@ -123,7 +123,7 @@ class EmbeddingRule(LayerRule):
 
     def inner_products(self, use: LayerCall, other: LayerCall) -> Float[Tensor, " B"] | None:
         """With a linear layer that shares the table: ``Σ_{t,s} G[t, id_s] ⟨h_t, g_s⟩``."""
-        if not isinstance(other.rule, LinearRule):
+        if not isinstance(other.rule, LinearRule) or other.rule.is_transposed:
             return None
         ids, grads = self.lookups(use)
         hidden, logits = num_positions(other)

@@ -6,6 +6,7 @@ cost model picks a kernel. Legend: A = inputs [B, T, d], G = output gradients [B
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,6 @@ __all__ = [
     "ghost_sum",
     "keep_ghost",
     "matrix_per_record_gradient",
-    "matrix_squared_norms",
     "num_positions",
 ]
 
@@ -74,6 +74,9 @@ class SharedBias:
 class LinearRule(LayerRule):
     """nn.Linear: ghost, stored or norm-only kernel for T > 1, the product of norms for T = 1."""
 
+    # Whether the weight has the shape (inputs, outputs).
+    is_transposed: ClassVar[bool] = False
+
     def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
         inputs, grads = product_operands(use.saved[0], use.grad)
@@ -86,12 +89,14 @@ class LinearRule(LayerRule):
         inputs, grads = num_positions(use)
         if "weight" not in names:
             return super().squared_norms(use, names)
-        return matrix_squared_norms(use, inputs, grads, biases=_biases(use, names))
+        return _matrix_squared_norms(use, inputs, grads, biases=_biases(use, names), transposed=self.is_transposed)
 
     def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
         inputs, grads = num_positions(use)
-        return _over_positions(grads) if name == "bias" else matrix_per_record_gradient(inputs, grads)
+        if name == "bias":
+            return _over_positions(grads)
+        return _weight_gradients(inputs, grads, transposed=self.is_transposed)
 
     def weighted_sums(
         self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
@@ -112,7 +117,8 @@ class LinearRule(LayerRule):
             if name in use.memo:
                 sums[name] = weighted_sum(use.memo[name], weights)
             elif name == "weight":
-                sums[name] = weighted_product(rows_g, rows_a, per_row)
+                left, right = (rows_a, rows_g) if self.is_transposed else (rows_g, rows_a)
+                sums[name] = weighted_product(left, right, per_row)
             elif positions == 1:
                 # A record of one position is one term: it has no partial sums that could be longer than its gradient.
                 sums[name] = per_row @ rows_g.to(per_row.dtype)
@@ -209,14 +215,22 @@ def matrix_per_record_gradient(
     return first
 
 
-def matrix_squared_norms(
-    use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
+def _weight_gradients(
+    inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, transposed: bool
+) -> Float[Tensor, "B *shape"]:
+    """``G^T A`` of each record, or ``A^T G``: in the weight's own layout, so that no sum is transposed afterwards."""
+    return matrix_per_record_gradient(grads, inputs) if transposed else matrix_per_record_gradient(inputs, grads)
+
+
+def _matrix_squared_norms(
+    use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int, transposed: bool
 ) -> Float[Tensor, " B"]:
     """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` for each of the `biases`.
 
     The stored kernel leaves its per-record gradients in ``use.memo``, the ghost kernel what its rounding depends on.
     """
-    return _by_kernel(_kernel(use, inputs, grads, biases), use, inputs, grads, biases=biases)
+    kernel = _kernel(use, inputs, grads, biases)
+    return _by_kernel(kernel, use, inputs, grads, biases=biases, transposed=transposed)
 
 
 def _kernel(use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], biases: int) -> Kernel:
@@ -240,7 +254,13 @@ def _kernel(use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor,
 
 
 def _by_kernel(
-    kernel: Kernel, use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
+    kernel: Kernel,
+    use: LayerCall,
+    inputs: Float[Tensor, "B T d"],
+    grads: Float[Tensor, "B T p"],
+    *,
+    biases: int,
+    transposed: bool = False,
 ) -> Float[Tensor, " B"]:
     if kernel == "ghost":
         return _ghost(use, inputs, grads, biases=biases)
@@ -249,7 +269,7 @@ def _by_kernel(
         use.memo["bias"] = _over_positions(grads)
         total += biases * row_squared_norms(use.memo["bias"])
     if kernel == "stored":
-        use.memo["weight"] = matrix_per_record_gradient(inputs, grads)
+        use.memo["weight"] = _weight_gradients(inputs, grads, transposed=transposed)
         return total + row_squared_norms(use.memo["weight"])
     return total + _norm_only(inputs, grads)
 
@@ -342,48 +362,8 @@ def ghost_sum(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_LINEAR = LinearRule()
-
-
 @layer_rule("transformers.pytorch_utils.Conv1D")
-class TransposedLinearRule(LayerRule):
-    """``x W + b`` with W of shape (inputs, outputs): the linear rule's kernels, the result transposed."""
+class TransposedLinearRule(LinearRule):
+    """``x W + b`` with W of shape (inputs, outputs): the same products with their factors exchanged."""
 
-    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
-        """As of the linear layer with the transposed matrix."""
-        total = _LINEAR.squared_norms(use, names)
-        if "weight" in use.memo:
-            use.memo["weight"] = use.memo["weight"].transpose(1, 2)
-        return total
-
-    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
-        """``A^T G`` for the weight, the sum over positions for the bias."""
-        gradient = _LINEAR.per_record_gradient(use, name)
-        return gradient.transpose(1, 2) if name == "weight" else gradient
-
-    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
-        """As of the linear layer."""
-        return _LINEAR.rounding(use, names)
-
-    def terms(self, use: LayerCall) -> int:
-        """Positions."""
-        return _LINEAR.terms(use)
-
-    def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
-        """As of the linear layer."""
-        return _LINEAR.term_lengths(use, names)
-
-    def weighted_sums(
-        self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
-    ) -> dict[str, Float[Tensor, "*shape"]]:
-        """The linear layer's sums, the matrix transposed."""
-        sums = {name: weighted_sum(use.memo[name], weights) for name in names if name in use.memo}
-        others = [name for name in names if name not in sums]
-        for name, value in _LINEAR.weighted_sums(use, others, weights).items():
-            sums[name] = value.t().contiguous() if name == "weight" else value
-        return sums
-
-    def merge(self, uses: list[LayerCall], names: frozenset[str]) -> LayerCall | None:
-        """Several calls are one call on all their positions."""
-        merged = _LINEAR.merge(uses, names)
-        return None if merged is None else replace(merged, rule=self)
+    is_transposed: ClassVar[bool] = True
