@@ -1,11 +1,21 @@
-"""How every picture looks: colors, and matplotlib's settings.
+"""How every picture looks: colors, matplotlib's settings, and a figure with both that is written to a file.
 
 Example:
     >>> sorted(COLORS)
     ['accent', 'alarm', 'hair', 'ink', 'mute', 'paper', 'soft', 'tint']
 """
 
-__all__ = ["COLORS", "METHOD_COLORS", "SERIF", "STYLE"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.installation import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["COLORS", "METHOD_COLORS", "SERIF", "STYLE", "saved_figure"]
 
 
 COLORS = {
@@ -53,3 +63,26 @@ STYLE: dict[str, object] = {
     "savefig.facecolor": COLORS["paper"],
     "svg.hashsalt": "sordino",
 }
+
+
+@contextmanager
+def saved_figure(path: Path, *, size: tuple[float, float], dpi: int = 110, **options: Any) -> "Iterator[Figure]":
+    """A figure that is written to a PNG or SVG file at the end of the block.
+
+    Args:
+        path: the file.
+        size: width and height in inches.
+        dpi: pixels of an inch.
+        **options: for matplotlib's `savefig`.
+    """
+    require("report", "matplotlib", user="a picture")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=size, dpi=dpi)
+        FigureCanvasAgg(figure)
+        yield figure
+        stamp = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"}
+        figure.savefig(path, metadata=stamp, **options)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sordino import checks
 from sordino.commands.pictures import checked_path
@@ -15,8 +15,7 @@ from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
-    from sordino.audit import AuditResult, CaseResult, Library, ReplayReport
-    from sordino.commands.replay_cases import ReplayCase
+    from sordino.audit import AuditResult, CaseResult, ReplayReport
     from sordino.data import DatasetSplits
     from sordino.recipes import TrainingConfig
 
@@ -199,7 +198,9 @@ def audit_replay(target: str | None = None, *, progress: Progress = SILENT) -> R
     from sordino.commands.replay_cases import cases
 
     found: dict[str, ReplayReport] = {}
-    chosen = list(cases()) if target is None else [_case(target)]
+    parts = ("name", "pipeline", "data", "neighbors")
+    wanted = "MODULE:CASE with name, pipeline, data and neighbors"
+    chosen = list(cases()) if target is None else [_named(target, "case", parts, wanted)]
     with progress.stage("replaying", total=len(chosen)) as advance:
         for case in chosen:
             advance(words=case.name)
@@ -208,19 +209,16 @@ def audit_replay(target: str | None = None, *, progress: Progress = SILENT) -> R
     return Replays(found=found)
 
 
-def _case(target: str) -> "ReplayCase":
-    """The case that ``module:name`` names."""
+def _named(target: str, what: str, parts: Sequence[str], wanted: str) -> Any:
+    """The object that ``module:name`` names, if it has all `parts`."""
     module, colon, name = target.partition(":")
     try:
         found = getattr(import_module(module), name, None) if colon else None
     except ModuleNotFoundError as error:
-        raise InvalidArgument(f"case must name a module that can be imported, got {module!r}. Check it.") from error
-    if not all(hasattr(found, part) for part in ("name", "pipeline", "data", "neighbors")):
-        raise InvalidArgument(
-            f"case must be MODULE:CASE with name, pipeline, data and neighbors, got {target!r}. "
-            "See `sordino explain auditing`."
-        )
-    return found  # pyright: ignore[reportReturnType]
+        raise InvalidArgument(f"{what} must name a module that can be imported, got {module!r}. Check it.") from error
+    if not all(hasattr(found, part) for part in parts):
+        raise InvalidArgument(f"{what} must be {wanted}, got {target!r}. See `sordino explain auditing`.")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +266,12 @@ def audit_conformance(
     from sordino.audit import CASES, check_library, library_paths
 
     known = library_paths()
-    chosen = {name: known.get(name) or _library(name, known) for name in path or (known if every_path else ["engine"])}
+    parts = ("name", "refusals", "make_private", "clipped_sum")
+    wanted = f"one of {', '.join(map(repr, known))} or MODULE:OBJECT"
+    chosen = {
+        name: known.get(name) or _named(name, "path", parts, wanted)
+        for name in path or (known if every_path else ["engine"])
+    }
     cases = [name for name in CASES if only in name]
     if not cases:
         raise InvalidArgument(f"only must be a part of some case's name, got {only!r}. Leave it out to see them all.")
@@ -280,18 +283,3 @@ def audit_conformance(
                 found[name][one.case] = one
                 advance()
     return Conformance(cases=cases, found=found)
-
-
-def _library(target: str, known: "dict[str, Library]") -> "Library":
-    """The library that ``module:name`` names."""
-    module, colon, name = target.partition(":")
-    try:
-        found = getattr(import_module(module), name, None) if colon else None
-    except ModuleNotFoundError as error:
-        raise InvalidArgument(f"path must name a module that can be imported, got {module!r}. Check it.") from error
-    if not all(hasattr(found, part) for part in ("name", "refusals", "make_private", "clipped_sum")):
-        ours = ", ".join(repr(one) for one in known)
-        raise InvalidArgument(
-            f"path must be one of {ours} or MODULE:OBJECT, got {target!r}. See `sordino explain auditing`."
-        )
-    return found  # pyright: ignore[reportReturnType]

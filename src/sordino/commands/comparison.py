@@ -10,6 +10,7 @@ from sordino.commands.pictures import checked_path
 from sordino.commands.running import SILENT, DryRun, Progress, default_delta, preview, with_affordable_delta
 from sordino.commands.tables import TableOptions, load_table
 from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.runs.transcript import encode_number
 
 if TYPE_CHECKING:
     from sordino.data import DatasetSplits
@@ -58,7 +59,7 @@ class MethodComparison:
             ],
             "non_private": dict(self.non_private),
             "total": {
-                "epsilon": "inf" if total.epsilon == float("inf") else total.epsilon,
+                "epsilon": encode_number(total.epsilon),
                 "delta": total.delta,
                 "neighboring_relation": total.neighboring_relation.value,
                 "accountant": total.accountant,

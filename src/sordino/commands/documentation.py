@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino import checks, errors
-from sordino.commands.running import SILENT, Progress
+from sordino.commands.running import SILENT, Progress, write_new_file
 from sordino.errors import InvalidArgument, SordinoError
 
 if TYPE_CHECKING:
@@ -204,13 +204,7 @@ def learn(lesson: str | None = None, *, out: Path | str | None = None) -> Course
     checks.one_of(tuple(found), lesson=lesson)
     path = Path(out or f"{lesson}.ipynb")
     body = json.dumps(notebook(read_lesson(found[lesson].read_text(encoding="utf-8"))), indent=1, ensure_ascii=False)
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(body + "\n")
-    except FileExistsError as error:
-        raise InvalidArgument(f"out must be a new file, got {str(path)!r}. Give --out another name.") from error
-    except OSError as error:
-        raise InvalidArgument(f"out must be a file that can be written, got {str(path)!r}. Check the path.") from error
+    write_new_file(path, body + "\n")
     return CourseLesson(titles=titles, lesson=lesson, notebook=path)
 
 

@@ -16,6 +16,7 @@ from sordino.commands.outcomes import (
     describe_data,
     run_folder,
     subgroups_of,
+    write_results,
 )
 from sordino.commands.running import SILENT, DryRun, Progress, default_delta, preview, with_affordable_delta
 from sordino.commands.tables import TableOptions, load_table
@@ -119,7 +120,6 @@ def _checked_delta(delta: float, rows: "TabularTask") -> float:
 def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progress: Progress) -> RunOutcome:
     from sordino.estimators.base import dry_run_events
     from sordino.recipes.tabular import fit_to, get_method
-    from sordino.report import write_report
 
     method = get_method(job.method)
     seeded = {} if job.seed is None else {"random_state": job.seed, "reproducible": True}
@@ -149,8 +149,7 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progres
     run.write_guarantee(guarantee)
     with progress.stage("measuring and writing the report"):
         metrics = _measured(job, rows, fitted)
-        run.write_metrics(metrics)
-        write_report(run)
+        write_results(run, metrics)
     return RunOutcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events))
 
 
@@ -446,7 +445,6 @@ def _words_of(distribution: "RandomStopping") -> str:
 def _run_search(
     job: EstimatorJob, search: _Search, rows: "TabularTask", delta: float, progress: Progress
 ) -> RunOutcome:
-    from sordino.report import write_report
     from sordino.tuning import PrivateScore, tune
 
     train, runs = _training(job, search, rows, delta)
@@ -476,8 +474,7 @@ def _run_search(
     run.write_guarantee(guarantee)
     with progress.stage("measuring and writing the report"):
         metrics = _measured(job, rows, tuned.model)
-        run.write_metrics(metrics)
-        write_report(run)
+        write_results(run, metrics)
     details = {
         "settings": tuned.config,
         "tuning": "random stopping",

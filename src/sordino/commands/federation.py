@@ -5,10 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino import checks
-from sordino.commands.outcomes import RunOutcome, describe_data, probabilities, run_folder, subgroups_of
+from sordino.commands.outcomes import (
+    RunOutcome,
+    describe_data,
+    measure_test_records,
+    probabilities,
+    run_folder,
+    write_results,
+)
 from sordino.commands.running import SILENT, DryRun, Progress, preview
 from sordino.errors import InvalidArgument
-from sordino.runs import Metric, RunFolder
+from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,7 +80,6 @@ def federate(
     from sordino.data import DatasetSplits, load_dataset
     from sordino.federated import SERVER_OPTIMIZERS, LocalTraining, simulate, split_clients
     from sordino.recipes.saved_model import describe_module
-    from sordino.report import compute_utility, write_report
 
     checks.one_of(list(SERVER_OPTIMIZERS), optimizer=optimizer)
     size = checks.integer(1, local_batch_size=local_batch_size)
@@ -111,16 +117,12 @@ def federate(
         return preview(lambda payer, _: learn(payer, None), ledger, delta=plan.delta, progress=progress)
     folder = run_folder(f"{found.name}-federated", out)
     meta = _metadata(found, model, optimizer, epsilon, clients)
-    metrics: dict[str, Metric] = {}
     with RunFolder.create(folder, plan=plan.to_json(), meta=meta) as run:
         with progress.stage("rounds", total=rounds) as advance:
             result = learn(ledger, run, advance)
-        if found.test is not None:
-            chances, groups = probabilities(result.model, found.test), subgroups_of(found, found.test)
-            metrics = compute_utility(chances, found.test.labels, public=True, groups=groups)
-        run.write_metrics(metrics)
+        metrics = measure_test_records(found, lambda test: probabilities(result.model, test))
         run.write_model_description(describe_module(found, model))
-        write_report(run)
+        write_results(run, metrics)
     return RunOutcome(
         run=run,
         guarantee=result.guarantee,

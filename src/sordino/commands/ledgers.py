@@ -1,16 +1,17 @@
 """`ledger_…`: privacy budgets of datasets, what was spent on them, and what is left."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sordino.commands.planning import read_event
 from sordino.commands.running import SILENT, DryRun, Progress, preview
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnsupportedEvent
-from sordino.events import Event, NoOp, from_json, to_dict
+from sordino.events import Event, NoOp, to_dict
+from sordino.runs.transcript import encode_number
 
 if TYPE_CHECKING:
     from sordino.ledger import Account, Ledger, LedgerEntry
@@ -141,7 +142,7 @@ def ledger_charge(
         BudgetExceeded: it does not fit.
     """
     account = _at(place).account(name)
-    what = event if isinstance(event, Event) else from_json(event if event.lstrip().startswith("{") else _text(event))
+    what = read_event(event)
     payer = account if reservation is None else account.reservation(reservation)
     declared = {"neighboring_relation": neighboring_relation, "privacy_unit": privacy_unit}
     if dry_run:
@@ -169,7 +170,7 @@ class AccountHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
-        alone = {event: None if cost is None else _finite(cost) for event, cost in self.costs.items()}
+        alone = {event: None if cost is None else encode_number(cost) for event, cost in self.costs.items()}
         lines = [{**entry.to_dict(), "epsilon_alone": alone.get(entry.event)} for entry in self.entries]
         return {"account": self.account, "entries": lines}
 
@@ -253,22 +254,12 @@ def _at(place: str) -> "Ledger":
     return Ledger(place)
 
 
-def _text(path: str) -> str:
-    if not Path(path).is_file():
-        raise InvalidArgument(f"--event must be JSON or a file, got {path!r}. Check the path.")
-    return Path(path).read_text(encoding="utf-8")
-
-
-def _finite(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
-
-
 def _state(account: "Account") -> dict[str, Any]:
     """An account as JSON types."""
     budget, left = account.budget(), account.remaining()
     try:
         spent = account.spent()
-        reading: dict[str, Any] = {"epsilon": _finite(spent.epsilon), "accountant": spent.accountant}
+        reading: dict[str, Any] = {"epsilon": encode_number(spent.epsilon), "accountant": spent.accountant}
         sentence = spent.describe()
     except UnsupportedEvent:
         reading = {"epsilon": None, "accountant": None}

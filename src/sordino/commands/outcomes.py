@@ -1,8 +1,7 @@
 """Run folders: what a training leaves behind and what is measured of it; `runs_list`, `runs_show`, `runs_compare`."""
 
-import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sordino.definitions import Guarantee, format_upper_bound
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.runs import Metric, RunFolder
+from sordino.runs.results import guarantee_body
+from sordino.runs.transcript import encode_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,12 +34,14 @@ __all__ = [
     "describe_data",
     "describe_value",
     "measure",
+    "measure_test_records",
     "probabilities",
     "run_folder",
     "runs_compare",
     "runs_list",
     "runs_show",
     "subgroups_of",
+    "write_results",
 ]
 
 # Columns with more values than this make subgroups that are too small to read.
@@ -85,14 +88,7 @@ class RunOutcome:
         """The outcome as JSON types."""
         guarantee, path = self.guarantee, self.run.path
         return {
-            "epsilon": "inf" if math.isinf(guarantee.epsilon) else guarantee.epsilon,
-            "delta": guarantee.delta,
-            "privacy_unit": guarantee.privacy_unit.value,
-            "neighboring_relation": guarantee.neighboring_relation.value,
-            "sampler": guarantee.sampler,
-            "accountant": guarantee.accountant,
-            "caveats": list(guarantee.caveats),
-            "description": guarantee.describe(),
+            **guarantee_body(guarantee),
             "steps": self.steps,
             "interrupted": self.interrupted,
             "metrics": {
@@ -189,6 +185,26 @@ def subgroups_of(dataset: "DatasetSplits", records: "Records") -> dict[str, list
                 names[place] if found else rest for place, found in zip(places.tolist(), known.tolist(), strict=True)
             ]
     return groups
+
+
+def measure_test_records(
+    dataset: "DatasetSplits", predict: "Callable[[Records], npt.NDArray[np.floating]]"
+) -> dict[str, Metric]:
+    """Accuracy, calibration and subgroups of probabilities on test records that are public; nothing without such."""
+    from sordino.report import compute_utility
+
+    test = dataset.test
+    if test is None or not len(test) or not dataset.test_is_public:
+        return {}
+    return compute_utility(predict(test), test.labels, public=True, groups=subgroups_of(dataset, test))
+
+
+def write_results(run: RunFolder, metrics: Mapping[str, Metric]) -> None:
+    """Write what was measured, and the report."""
+    from sordino.report import write_report
+
+    run.write_metrics(metrics)
+    write_report(run)
 
 
 def measure(
@@ -309,7 +325,7 @@ class RunSummary:
             "run": str(self.path),
             "started": self.started,
             "state": self.state,
-            "epsilon": None if self.epsilon is None else ("inf" if math.isinf(self.epsilon) else self.epsilon),
+            "epsilon": encode_number(self.epsilon),
             "delta": self.plan.get("delta"),
             "charged_steps": self.charged,
             "repeated_steps": self.repeated,

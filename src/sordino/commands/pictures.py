@@ -12,8 +12,7 @@ from sordino.commands.planning import FALSE_POSITIVE_RATES
 from sordino.definitions import NeighboringRelation, format_upper_bound
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import Composed, Event, SelfComposed, compose
-from sordino.installation import require
-from sordino.plot_style import COLORS, METHOD_COLORS, SERIF, STYLE
+from sordino.plot_style import COLORS, METHOD_COLORS, SERIF, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from sordino.recipes.tabular import Comparison
 
 __all__ = [
-    "COLORS",
-    "METHOD_COLORS",
-    "STYLE",
     "checked_path",
     "first_steps",
     "number_of_steps",
@@ -58,14 +54,7 @@ def plot_account(
     path: Path,
 ) -> None:
     """Draw ε over steps and the trade-off curve of an event to a PNG or SVG file."""
-    require("report", "matplotlib", user="a picture")
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
-        figure = Figure(figsize=(14, 7.2), dpi=110)
-        FigureCanvasAgg(figure)
+    with saved_figure(path, size=(14, 7.2)) as figure:
         left, right = figure.subplots(
             1, 2, gridspec_kw={"left": 0.05, "right": 0.965, "bottom": 0.1, "top": 0.735, "wspace": 0.36}
         )
@@ -86,7 +75,6 @@ def plot_account(
         known = {name: float(value) for name, value in asked.items()} if isinstance(asked, Mapping) else {}
         _epsilon_over_steps(left, event, delta, neighboring_relation, known)
         _trade_off(right, event, neighboring_relation)
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"})
 
 
 # ── ε over steps ────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,44 +264,19 @@ def _trade_off(axes: "Axes", event: Event, neighboring_relation: NeighboringRela
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_AUDIT_FIGURE_ACCENT, _OTHER = METHOD_COLORS[0], METHOD_COLORS[1]
-_BAD = METHOD_COLORS[3]
-
-
 def plot_audit(result: "AuditResult", path: Path) -> None:
     """Draw an audit to a PNG or SVG file."""
-    require("report", "matplotlib", user="a picture")
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
-        figure = Figure(figsize=(13, 6.2), dpi=110)
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(
-            1,
-            2,
-            gridspec_kw={
-                "left": 0.05,
-                "right": 0.96,
-                "bottom": 0.13,
-                "top": 0.7,
-                "wspace": 0.16,
-                "width_ratios": [3, 2],
-            },
-        )
-        ink, soft = COLORS["ink"], COLORS["soft"]
+    with saved_figure(path, size=(13, 6.2)) as figure:
+        frame = {"left": 0.05, "right": 0.96, "bottom": 0.13, "top": 0.7, "wspace": 0.16}
+        left, right = figure.subplots(1, 2, width_ratios=[3, 2], gridspec_kw=frame)
         claimed = format_upper_bound(result.claimed.epsilon)
         verdict = "nothing speaks against it" if result.passed else "the claim is REJECTED"
+        figure.text(0.05, 0.88, f"ε ≥ {result.bound.epsilon:.2f} was shown", fontsize=26, color=_INK, family=SERIF)
         figure.text(
-            0.05, 0.88, f"ε ≥ {result.bound.epsilon:.2f} was shown", fontsize=26, color=ink, family="DejaVu Serif"
-        )
-        figure.text(
-            0.05, 0.81, f"ε = {claimed} is claimed at δ = {result.bound.delta:g}: {verdict}", fontsize=14, color=soft
+            0.05, 0.81, f"ε = {claimed} is claimed at δ = {result.bound.delta:g}: {verdict}", fontsize=14, color=_SOFT
         )
         _scores(left, result)
         _scale(right, result)
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"})
 
 
 def _scores(axes: "Axes", result: "AuditResult") -> None:
@@ -321,12 +284,12 @@ def _scores(axes: "Axes", result: "AuditResult") -> None:
     scores, present = result.scores, result.present
     low, high = np.quantile(scores, [0.002, 0.998])
     bins = np.linspace(low, high, 41).tolist()
-    axes.hist(scores[~present], bins=bins, color=_OTHER, alpha=0.55, label="canaries that were out")
-    axes.hist(scores[present], bins=bins, color=_AUDIT_FIGURE_ACCENT, alpha=0.55, label="canaries that were in")
+    axes.hist(scores[~present], bins=bins, color=METHOD_COLORS[1], alpha=0.55, label="canaries that were out")
+    axes.hist(scores[present], bins=bins, color=_ACCENT, alpha=0.55, label="canaries that were in")
     half = result.bound.guesses // 2
     order = np.sort(scores)
     for edge, words, side in ((order[half - 1], "guessed out", "right"), (order[-half], "guessed in", "left")):
-        axes.axvline(edge, color=COLORS["soft"], linewidth=1, linestyle=(0, (4, 3)))
+        axes.axvline(edge, color=_SOFT, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
             words,
             (edge, 1.0),
@@ -335,7 +298,7 @@ def _scores(axes: "Axes", result: "AuditResult") -> None:
             textcoords="offset points",
             ha=side,
             va="top",
-            color=COLORS["soft"],
+            color=_SOFT,
             fontsize=10,
         )
     axes.set_yticks([])
@@ -348,9 +311,9 @@ def _scores(axes: "Axes", result: "AuditResult") -> None:
 def _scale(axes: "Axes", result: "AuditResult") -> None:
     """Shown, claimed, and the most that could have been shown."""
     rows = [
-        ("most that could\nbe shown", result.bound.ceiling, COLORS["hair"]),
-        ("claimed", result.claimed.epsilon, COLORS["soft"]),
-        ("shown", result.bound.epsilon, _AUDIT_FIGURE_ACCENT if result.passed else _BAD),
+        ("most that could\nbe shown", result.bound.ceiling, _HAIR),
+        ("claimed", result.claimed.epsilon, _SOFT),
+        ("shown", result.bound.epsilon, _ACCENT if result.passed else COLORS["alarm"]),
     ]
     for place, (_, value, color) in enumerate(rows):
         axes.barh(place, value, height=0.42, color=color)
@@ -360,7 +323,7 @@ def _scale(axes: "Axes", result: "AuditResult") -> None:
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
-            color=COLORS["ink"],
+            color=_INK,
             fontsize=12,
         )
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
@@ -381,39 +344,30 @@ _MARKS = "osD^vPX*hp"
 
 def plot_comparison(found: "Comparison", others: Mapping[str, float], *, title: str, delta: float, path: Path) -> None:
     """Draw the comparison to a PNG or SVG file."""
-    require("report", "matplotlib", user="a picture")
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from sordino.report.formatting import power_of_ten
 
-    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
-        figure = Figure(figsize=(12, 7), dpi=110)
-        FigureCanvasAgg(figure)
+    # Names of methods stand outside the axes: the sheet grows until none is cut.
+    with saved_figure(path, size=(12, 7), bbox_inches="tight", pad_inches=0.4) as figure:
         axes = figure.subplots(gridspec_kw={"left": 0.075, "right": 0.76, "bottom": 0.1, "top": 0.82})
-        figure.text(0.075, 0.92, title, fontsize=24, color=COLORS["ink"], family="DejaVu Serif")
+        figure.text(0.075, 0.92, title, fontsize=24, color=_INK, family=SERIF)
         what = "accuracy" if found.measure == "accuracy" else "root mean squared error"
         neighbors = found.total.neighboring_relation.describe()
         below = f"{what} on public test records   ·   δ = {power_of_ten(delta)}   ·   neighbors {neighbors}"
-        figure.text(0.075, 0.87, below, fontsize=11.5, color=COLORS["soft"])
+        figure.text(0.075, 0.87, below, fontsize=11.5, color=_SOFT)
         budgets = sorted({cell.epsilon for cell in found.cells})
         if len(budgets) > 1:
             _lines(axes, found, others, budgets)
         else:
             _bars(axes, found)
-        # Names of methods stand outside the axes: the sheet grows until none is cut.
-        stamp = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"}
-        figure.savefig(path, metadata=stamp, bbox_inches="tight", pad_inches=0.4)
 
 
-def _comparison_figure_scale(found: "Comparison") -> float:
+def _scale_of(found: "Comparison") -> float:
     return 100.0 if found.measure == "accuracy" else 1.0
 
 
 def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budgets: Sequence[float]) -> None:
     """One line a method, named at its right end; names are moved apart where they would overlap."""
-    scale, ends = _comparison_figure_scale(found), []
+    scale, ends = _scale_of(found), []
     names = list(dict.fromkeys(cell.method for cell in found.cells))
     for place, name in enumerate(names):
         cells = sorted((cell for cell in found.cells if cell.method == name), key=lambda cell: cell.epsilon)
@@ -426,9 +380,9 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
                 axes.plot([cell.epsilon] * 2, [low, high], color=color, linewidth=1)
         ends.append((means[-1], name, color))
     for name, value in others.items():
-        axes.axhline(scale * value, color=COLORS["ink"] if name != "nothing" else COLORS["soft"], linewidth=1.2)
+        axes.axhline(scale * value, color=_INK if name != "nothing" else _SOFT, linewidth=1.2)
         axes.lines[-1].set_linestyle((0, (6, 3)) if name != "nothing" else (0, (1, 3)))
-        ends.append((scale * value, _WORDS[name], COLORS["ink"] if name != "nothing" else COLORS["soft"]))
+        ends.append((scale * value, _WORDS[name], _INK if name != "nothing" else _SOFT))
     axes.set_xscale("log")
     axes.set_xticks(budgets, [f"ε = {budget:g}" for budget in budgets])
     axes.minorticks_off()
@@ -437,15 +391,13 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
     for cell in found.cells:
         if not low <= scale * cell.mean <= high:
             shown = low if scale * cell.mean < low else high
-            axes.annotate(f"{scale * cell.mean:.3g}", (cell.epsilon, shown), ha="center", color=COLORS["soft"])
-    axes.grid(axis="y", color=COLORS["hair"])
+            axes.annotate(f"{scale * cell.mean:.3g}", (cell.epsilon, shown), ha="center", color=_SOFT)
+    axes.grid(axis="y", color=_HAIR)
     axes.set_axisbelow(True)
     right_margin = axes.get_yaxis_transform()
     for place, (value, name, color) in zip(_apart([end[0] for end in ends], low, high), ends, strict=True):
         edge = min(max(value, low), high)
-        axes.plot(
-            [1.005, 1.035], [edge, place], color=COLORS["hair"], linewidth=1, transform=right_margin, clip_on=False
-        )
+        axes.plot([1.005, 1.035], [edge, place], color=_HAIR, linewidth=1, transform=right_margin, clip_on=False)
         axes.text(1.042, place, f"{name}  {value:.4g}", va="center", fontsize=11, color=color, transform=right_margin)
 
 
@@ -484,7 +436,7 @@ def _apart(values: Sequence[float], low: float, high: float) -> list[float]:
 def _bars(axes: "Axes", found: "Comparison") -> None:
     """One bar a method, for one ε."""
     scale, cells = (
-        _comparison_figure_scale(found),
+        _scale_of(found),
         sorted(found.cells, key=lambda cell: cell.mean, reverse=found.measure != "accuracy"),
     )
     axes.barh(range(len(cells)), [scale * cell.mean for cell in cells], color=METHOD_COLORS[0], height=0.55)
@@ -492,8 +444,8 @@ def _bars(axes: "Axes", found: "Comparison") -> None:
     for place, cell in enumerate(cells):
         low, high = scale * min(cell.scores), scale * max(cell.scores)
         if len(cell.scores) > 1:
-            axes.plot([low, high], [place, place], color=COLORS["ink"], linewidth=1.4)
-        axes.text(max(high, scale * cell.mean), place, f"  {scale * cell.mean:.4g}", va="center", color=COLORS["ink"])
+            axes.plot([low, high], [place, place], color=_INK, linewidth=1.4)
+        axes.text(max(high, scale * cell.mean), place, f"  {scale * cell.mean:.4g}", va="center", color=_INK)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     (epsilon,) = {cell.epsilon for cell in found.cells}

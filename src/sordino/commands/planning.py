@@ -1,13 +1,12 @@
 """`account` and `plan`: the ε of a run, and the least noise for a target, without data. No torch."""
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sordino import checks
 from sordino.commands.running import SILENT, Progress, rounded
@@ -23,6 +22,10 @@ from sordino.events import (
     from_json,
     to_dict,
 )
+from sordino.runs.transcript import encode_number
+
+if TYPE_CHECKING:
+    from sordino.tuning.recommended_settings import RecommendedSettings
 
 __all__ = [
     "AccountedRun",
@@ -34,8 +37,11 @@ __all__ = [
     "account",
     "check_sampling",
     "plan",
+    "read_event",
     "subsampled_gaussian",
 ]
+
+_Found = TypeVar("_Found")
 
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """Where a membership attack's true positive rate is bounded."""
@@ -60,9 +66,17 @@ def _summarize(
     from sordino import accounting
 
     checks.probability(zero=False, one=False, delta=delta)
-    best = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
-    ask = accounting.epsilon_by_accountant if everyone else _quick_epsilons
-    by_accountant = ask(event, delta, neighboring_relation=neighboring_relation)
+    relation = {"neighboring_relation": neighboring_relation}
+    best = accounting.epsilon(event, delta, **relation)
+    if everyone:
+        by_accountant = accounting.epsilon_by_accountant(event, delta, **relation)
+    else:
+        asked = {
+            name: _answer(lambda name=name: accounting.epsilon(event, delta, accountant=name, **relation))
+            for name in _QUICK
+        }
+        by_accountant = {name: found.upper for name, found in asked.items() if found is not None}
+    bare = _answer(lambda: accounting.epsilon(accounting.without_amplification(event), delta, **relation))
     guarantee = Guarantee(
         epsilon=best.upper,
         delta=delta,
@@ -75,10 +89,11 @@ def _summarize(
         "epsilon": rounded(best.upper, most=most),
         "accountants": {name: rounded(value) for name, value in by_accountant.items()},
         "accountant": best.accountant,
-        "interval": {"lower": _finite(best.lower), "upper": _finite(best.upper)},
+        "interval": {"lower": encode_number(best.lower), "upper": encode_number(best.upper)},
         "delta": delta,
-        "epsilon_without_amplification": _without_amplification(event, delta, neighboring_relation),
-        "attack": _attack(event, neighboring_relation),
+        # If every record took part in every step: what is left when the sampling can't be trusted or is known.
+        "epsilon_without_amplification": None if bare is None else rounded(bare.upper),
+        "attack": _answer(lambda: _attack(event, neighboring_relation)),
         "neighboring_relation": neighboring_relation.value,
         "privacy_unit": unit.value,
         "sampler": guarantee.sampler,
@@ -87,49 +102,24 @@ def _summarize(
     }
 
 
-def _without_amplification(event: Event, delta: float, neighboring_relation: NeighboringRelation) -> float | str | None:
-    """ε if every record took part in every step: what is left when the sampling can't be trusted or is known."""
-    from sordino import accounting
-
+def _answer(ask: Callable[[], _Found]) -> _Found | None:
+    """What an accountant answers; None where it has no sound answer."""
     try:
-        return rounded(
-            accounting.epsilon(
-                accounting.without_amplification(event), delta, neighboring_relation=neighboring_relation
-            ).upper
-        )
+        return ask()
     except (AccountingError, UnsupportedEvent):
         return None
 
 
-def _attack(event: Event, neighboring_relation: NeighboringRelation) -> dict[str, object] | None:
-    """What any membership attack on one record can at most reach; None when no curve is known for the event."""
+def _attack(event: Event, neighboring_relation: NeighboringRelation) -> dict[str, object]:
+    """What any membership attack on one record can at most reach."""
     from sordino import accounting
 
-    try:
-        found = {
-            f"{rate:g}": accounting.true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
-            for rate in FALSE_POSITIVE_RATES
-        }
-        advantage = accounting.membership_advantage(event, neighboring_relation=neighboring_relation).upper
-    except (AccountingError, UnsupportedEvent):
-        return None
+    relation = {"neighboring_relation": neighboring_relation}
+    found = {f"{rate:g}": accounting.true_positive_rate(event, rate, **relation) for rate in FALSE_POSITIVE_RATES}
     return {
-        "advantage": rounded(advantage),
+        "advantage": rounded(accounting.membership_advantage(event, **relation).upper),
         "true_positive_rate": {rate: min(1.0, float(rounded(value, 6))) for rate, value in found.items()},
     }
-
-
-def _quick_epsilons(event: Event, delta: float, *, neighboring_relation: NeighboringRelation) -> dict[str, float]:
-    """ε by each quick accountant that has a sound answer."""
-    from sordino import accounting
-
-    answers: dict[str, float] = {}
-    for name in _QUICK:
-        with contextlib.suppress(UnsupportedEvent, AccountingError):
-            answers[name] = accounting.epsilon(
-                event, delta, neighboring_relation=neighboring_relation, accountant=name
-            ).upper
-    return answers
 
 
 def check_sampling(sampling: str, neighboring_relation: NeighboringRelation) -> None:
@@ -171,13 +161,9 @@ def subsampled_gaussian(
     return SelfComposed(event=step, count=sampler.num_charges(steps))
 
 
-def _finite(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
-
-
-@dataclass(frozen=True)
-class AccountedRun:
-    """The ε of an event, and all that is needed to read it.
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    """What a command found, with all that is needed to read it.
 
     Args:
         document: as JSON types.
@@ -185,14 +171,18 @@ class AccountedRun:
 
     document: dict[str, Any]
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return self.document
+
+
+class AccountedRun(_Document):
+    """The ε of an event, and all that is needed to read it."""
+
     @property
     def epsilon(self) -> float:
         """ε, rounded up."""
         return float(self.document["epsilon"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return self.document
 
 
 def account(
@@ -233,10 +223,8 @@ def account(
         )
     if run is not None:
         spent, delta, neighboring_relation, privacy_unit = _read(run, delta, neighboring_relation, privacy_unit)
-    elif isinstance(event, Event):
-        spent = event
     elif event is not None:
-        spent = from_json(event if event.lstrip().startswith("{") else _text(Path(event)))
+        spent = read_event(event)
     else:
         if sample_rate is None or noise_multiplier is None or steps is None:
             missing = ", ".join(name for name in described if name not in given)
@@ -261,7 +249,7 @@ def account(
 
             plot_account(spent, delta=delta, neighboring_relation=neighboring_relation, document=document, path=plot)
             document["plot"] = str(plot)
-    return AccountedRun(document)
+    return AccountedRun(document=document)
 
 
 def _read(
@@ -285,15 +273,69 @@ def _read(
     return folder.event(), delta, *fixed
 
 
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise InvalidArgument(f"--event must be JSON or a file, got {str(path)!r}. Check the path.")
-    return path.read_text()
+def read_event(event: str | Event) -> Event:
+    """An event, also as JSON or in a file."""
+    if isinstance(event, Event):
+        return event
+    if event.lstrip().startswith("{"):
+        return from_json(event)
+    if not Path(event).is_file():
+        raise InvalidArgument(f"--event must be JSON or a file, got {event!r}. Check the path.")
+    return from_json(Path(event).read_text(encoding="utf-8"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `plan(recommend=True)`: all settings of DP-SGD by published rules. No torch, no data.
+# `plan`: the least noise for a target ε, or whatever else is left open, or a table, or all settings by rules.
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Goal:
+    """What a plan is for: the target, and what it is stated for."""
+
+    epsilon: float
+    delta: float | None
+    neighboring_relation: NeighboringRelation
+    privacy_unit: PrivacyUnit
+    sampling: str
+    records: int | None
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """What a calibration is given, δ apart."""
+        return {"target_epsilon": self.epsilon, "neighboring_relation": self.neighboring_relation}
+
+    def event(self, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
+        """The event of a run."""
+        return subsampled_gaussian(
+            sample_rate=sample_rate,
+            noise_multiplier=noise_multiplier,
+            steps=steps,
+            sampling=self.sampling,
+            dataset_size=self.records,
+        )
+
+    def least_noise(self, event: Callable[[float], Event]) -> float:
+        """The least noise multiplier for the target, of what `event` makes of one."""
+        from sordino import accounting
+
+        assert self.delta is not None
+        return accounting.calibrate_noise_multiplier(event, delta=self.delta, **self.target)
+
+    def summarize(self, event: Event, *, delta: float) -> dict[str, object]:
+        """ε of a run that keeps the target, with all that is needed to read it."""
+        return _summarize(
+            event,
+            delta=delta,
+            neighboring_relation=self.neighboring_relation,
+            unit=self.privacy_unit,
+            most=self.epsilon,
+        )
+
+
+def _steps(epochs: float, sample_rate: float) -> int:
+    """Steps of so many expected passes over the data."""
+    return max(1, math.ceil(epochs / sample_rate - 1e-9))
 
 
 _SOURCES = {
@@ -309,67 +351,44 @@ _SOURCES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecommendedPlan:
+class RecommendedPlan(_Document):
     """All settings by published rules.
 
     Args:
         settings: what the rules say.
         records: public number of records.
-        document: as JSON types.
+        document: as JSON types, with the sources.
     """
 
-    settings: "Any"
+    settings: "RecommendedSettings"
     records: int
-    document: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types, with the sources."""
-        return self.document
 
 
-def _recommended(
-    progress: Progress,
-    epsilon: float,
-    delta: float | None,
-    records: int | None,
-    parameters: int | None,
-    passes: Sequence[float] | None,
-    distance: float,
-    neighboring_relation: NeighboringRelation,
-    unit: PrivacyUnit,
-    *,
-    others: Sequence[object],
-) -> RecommendedPlan:
-    if delta is None or records is None or parameters is None:
+def _recommended(goal: _Goal, parameters: int | None, epochs: float, distance: float) -> RecommendedPlan:
+    from sordino.tuning.recommended_settings import recommend_settings
+
+    if goal.delta is None or goal.records is None or parameters is None:
         raise MissingDeclaration(
             "a recommendation must be given --delta, --dataset-size and --parameters. Give the rest."
         )
-    if any(other is not None for other in others) or (passes is not None and len(passes) > 1):
-        raise InvalidArgument("a recommendation must be given no settings but one --epochs, got more. Drop them.")
-    checks.probability(zero=False, one=False, delta=delta)
-    from sordino.tuning.recommended_settings import recommend_settings
-
-    with progress.stage("calibrating"), _own_names():
-        found = recommend_settings(
-            dataset_size=records,
-            num_parameters=parameters,
-            target_epsilon=epsilon,
-            delta=delta,
-            epochs=passes[0] if passes else 40.0,
-            distance=distance,
-            neighboring_relation=neighboring_relation,
-        )
-    event = subsampled_gaussian(
-        sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps
+    checks.probability(zero=False, one=False, delta=goal.delta)
+    found = recommend_settings(
+        dataset_size=goal.records,
+        num_parameters=parameters,
+        delta=goal.delta,
+        epochs=epochs,
+        distance=distance,
+        **goal.target,
     )
+    event = goal.event(found.sample_rate, found.noise_multiplier, found.steps)
     document = {
         **asdict(found),
-        "target_epsilon": epsilon,
+        "target_epsilon": goal.epsilon,
         "dataset_size_is_public": True,
         "sources": _SOURCES,
-        **_summarize(event, delta=delta, neighboring_relation=neighboring_relation, unit=unit, most=epsilon),
+        **goal.summarize(event, delta=goal.delta),
     }
-    return RecommendedPlan(settings=found, records=records, document=document)
+    return RecommendedPlan(settings=found, records=goal.records, document=document)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -405,7 +424,7 @@ class PlanCell:
 def _listed(numbers: "float | Sequence[float]", name: str) -> list[float]:
     """Positive numbers, each once, ascending."""
     found = {float(number) for number in ([numbers] if isinstance(numbers, int | float) else numbers)}
-    if any(not 0 < number < math.inf for number in found):
+    if not found or any(not 0 < number < math.inf for number in found):
         text = ",".join(f"{number:g}" for number in found)
         raise InvalidArgument(f"{name} must be finite numbers > 0, got {text!r}. Write 256,1024.")
     return sorted(found)
@@ -417,28 +436,11 @@ def _batch_ladder(records: int) -> list[float]:
     return [float(2**power) for power in range(max(0, top - 6), top + 1, 2)]
 
 
-def _cell(
-    size: float,
-    epochs: float,
-    *,
-    records: int,
-    epsilon: float,
-    delta: float,
-    neighboring_relation: NeighboringRelation,
-    ceiling: float,
-) -> PlanCell:
-    from sordino import accounting
-
-    if size > records:
-        raise InvalidArgument(f"batch_size must be ≤ records ({records}), got {size:g}. Draw fewer records a step.")
-    rate = size / records
-    steps = max(1, math.ceil(epochs / rate - 1e-9))
-    noise = accounting.calibrate_noise_multiplier(
-        lambda z: subsampled_gaussian(sample_rate=rate, noise_multiplier=z, steps=steps),
-        target_epsilon=epsilon,
-        delta=delta,
-        neighboring_relation=neighboring_relation,
-    )
+def _cell(goal: _Goal, size: float, epochs: float, ceiling: float) -> PlanCell:
+    assert goal.records is not None
+    rate = _rate(size, goal.records)
+    steps = _steps(epochs, rate)
+    noise = goal.least_noise(lambda noise: goal.event(rate, noise, steps))
     signal = rate * math.sqrt(steps) / noise
     return PlanCell(
         batch_size=size,
@@ -448,7 +450,7 @@ def _cell(
         noise_multiplier=noise,
         signal=signal,
         share_of_ceiling=min(1.0, signal / ceiling),
-        gradients=round(rate * steps * records),
+        gradients=round(rate * steps * goal.records),
     )
 
 
@@ -468,7 +470,7 @@ def cheapest_cell(cells: list[PlanCell]) -> PlanCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanTable:
+class PlanTable(_Document):
     """Noise for batch sizes × epochs.
 
     Args:
@@ -483,60 +485,27 @@ class PlanTable:
     best: PlanCell
     sizes: list[float]
     passes: list[float]
-    document: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return self.document
 
 
-def _table(
-    progress: Progress,
-    sizes: list[float],
-    passes: list[float],
-    *,
-    records: int,
-    epsilon: float,
-    delta: float,
-    neighboring_relation: NeighboringRelation,
-    unit: PrivacyUnit,
-) -> PlanTable:
+def _table(goal: _Goal, sizes: list[float], passes: list[float], progress: Progress) -> PlanTable:
     """Every cell, calibrated."""
-    from sordino import accounting
-
-    checks.integer(1, records=records)
-    checks.probability(zero=False, one=False, delta=delta)
+    checks.integer(1, records=goal.records)
+    checks.probability(zero=False, one=False, delta=goal.delta)
     if len(sizes) * len(passes) > _LARGEST_TABLE:
         raise InvalidArgument(f"a table must have ≤ {_LARGEST_TABLE} cells, got more. Give fewer sizes or epochs.")
-    with _own_names():
-        ceiling = 1 / accounting.calibrate_noise_multiplier(
-            lambda z: Gaussian(noise_multiplier=z),
-            target_epsilon=epsilon,
-            delta=delta,
-            neighboring_relation=neighboring_relation,
-        )
+    ceiling = 1 / goal.least_noise(lambda noise: Gaussian(noise_multiplier=noise))
     cells = []
-    with progress.stage("calibrating", total=len(sizes) * len(passes)) as advance, _own_names():
+    with progress.stage("calibrating", total=len(sizes) * len(passes)) as advance:
         for size, epochs in product(sizes, passes):
-            cells.append(
-                _cell(
-                    size,
-                    epochs,
-                    records=records,
-                    epsilon=epsilon,
-                    delta=delta,
-                    neighboring_relation=neighboring_relation,
-                    ceiling=ceiling,
-                )
-            )
+            cells.append(_cell(goal, size, epochs, ceiling))
             advance()
     best = cheapest_cell(cells)
     document: dict[str, object] = {
-        "target_epsilon": epsilon,
-        "delta": delta,
-        "neighboring_relation": neighboring_relation.value,
-        "privacy_unit": unit.value,
-        "records": records,
+        "target_epsilon": goal.epsilon,
+        "delta": goal.delta,
+        "neighboring_relation": goal.neighboring_relation.value,
+        "privacy_unit": goal.privacy_unit.value,
+        "records": goal.records,
         "dataset_size_is_public": True,
         "signal_ceiling": ceiling,
         "rule": "fewest gradients with a signal q·√steps/σ within 10 % of the table's best (Sander et al. 2023)",
@@ -546,7 +515,7 @@ def _table(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `plan`: the least noise for a target ε, or whatever else is left open, or a table.
+# What is left open of one run.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -590,65 +559,53 @@ def plan(
             balls_in_bins, shuffled (claims no amplification).
         progress: what is said meanwhile.
     """
-    target, records, unit = checks.positive(epsilon=epsilon), dataset_size, privacy_unit
+    goal = _Goal(
+        epsilon=checks.positive(epsilon=epsilon),
+        delta=delta,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=privacy_unit,
+        sampling=sampling,
+        records=dataset_size,
+    )
     check_sampling(sampling, neighboring_relation)
     if sampling != "poisson" and (recommend or batch_sizes is not None):
         raise InvalidArgument(f"sampling must be poisson in tables and recommendations, got {sampling!r}. Drop it.")
     passes = None if epochs is None else _listed(epochs, "epochs")
+    several = passes is not None and len(passes) > 1
     if recommend:
-        others = (noise_multiplier, sample_rate, steps, batch_size, batch_sizes)
-        return _recommended(
-            progress,
-            target,
-            delta,
-            records,
-            parameters,
-            passes,
-            weight_distance,
-            neighboring_relation,
-            unit,
-            others=others,
-        )
+        if several or any(one is not None for one in (noise_multiplier, sample_rate, steps, batch_size, batch_sizes)):
+            raise InvalidArgument("a recommendation must be given no settings but one --epochs, got more. Drop them.")
+        with progress.stage("calibrating"), _own_names():
+            return _recommended(goal, parameters, passes[0] if passes else 40.0, weight_distance)
     sizes = None if batch_sizes is None else _listed(batch_sizes, "batch-sizes")
-    if sizes is None and passes is not None and len(passes) > 1:
-        sizes = [batch_size] if batch_size is not None else (_batch_ladder(records) if records is not None else None)
+    if sizes is None and several:
+        if batch_size is not None:
+            sizes = [batch_size]
+        elif dataset_size is not None:
+            sizes = _batch_ladder(dataset_size)
         batch_size = None
-    if sizes is not None or (passes is not None and len(passes) > 1):
-        if delta is None or records is None or sizes is None or passes is None:
+    if sizes is not None or several:
+        if delta is None or dataset_size is None or sizes is None or passes is None:
             raise MissingDeclaration(
                 "a table must be given --delta, --dataset-size, --epochs and --batch-sizes (or none). Give the rest."
             )
         if (noise_multiplier, sample_rate, steps, batch_size) != (None,) * 4:
             raise InvalidArgument("a table must be given batch sizes and epochs only, got other settings. Drop them.")
-        return _table(
-            progress,
-            sizes,
-            passes,
-            records=records,
-            epsilon=target,
-            delta=delta,
-            neighboring_relation=neighboring_relation,
-            unit=unit,
-        )
-    question = _Question(
-        epsilon=target,
-        delta=None if delta is None else checks.probability(zero=False, one=False, delta=delta),
-        noise_multiplier=None if noise_multiplier is None else checks.positive(noise_multiplier=noise_multiplier),
-        sample_rate=_sample_rate(sample_rate, records, batch_size, needed=noise_multiplier is None),
-        steps=None if steps is None else checks.integer(1, steps=steps),
-        epochs=passes[0] if passes else None,
-        neighboring_relation=neighboring_relation,
-        sampling=sampling,
-        dataset_size=records,
-    )
+        with _own_names():
+            return _table(goal, sizes, passes, progress)
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    settings = {
+        "noise_multiplier": None if noise_multiplier is None else checks.positive(noise_multiplier=noise_multiplier),
+        "steps": None if steps is None else checks.integer(1, steps=steps),
+        "sample_rate": _sample_rate(sample_rate, dataset_size, batch_size, needed=noise_multiplier is None),
+    }
     with progress.stage("calibrating"), _own_names():
-        found, answer = question.solved(records)
-        document = _priced(found, answer, records=records, unit=unit)
-    return PlannedRun(found=found, document=document)
+        return _solved(goal, settings, passes[0] if passes else None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRun:
+class PlannedRun(_Document):
     """A run with the setting that was left open.
 
     Args:
@@ -657,11 +614,6 @@ class PlannedRun:
     """
 
     found: str
-    document: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return self.document
 
 
 @contextmanager
@@ -676,147 +628,77 @@ def _own_names() -> Iterator[None]:
         raise InvalidArgument(message.removeprefix("target_")) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Question:
-    """A run with one setting left open; the target ε is always given."""
-
-    epsilon: float
-    delta: float | None
-    noise_multiplier: float | None
-    sample_rate: float | None
-    steps: int | None
-    epochs: float | None
-    neighboring_relation: NeighboringRelation
-    sampling: str
-    dataset_size: int | None
-
-    def event(self, *, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
-        """The event of a run."""
-        return subsampled_gaussian(
-            sample_rate=sample_rate,
-            noise_multiplier=noise_multiplier,
-            steps=steps,
-            sampling=self.sampling,
-            dataset_size=self.dataset_size,
-        )
-
-    def solved(self, records: int | None) -> tuple[str, "_Question"]:
-        """The name of the open setting and the question with it filled in, on the safe side."""
+def _solved(goal: _Goal, settings: dict[str, Any], epochs: float | None) -> PlannedRun:
+    """The run with its one open setting filled in, on the safe side."""
+    noise, rate = settings["noise_multiplier"], settings["sample_rate"]
+    if (settings["steps"] is not None and epochs is not None) or (
+        settings["steps"] is None and epochs is None and noise is None
+    ):
+        raise MissingDeclaration("plan must be given --steps or --epochs, one of them. Give one.")
+    if epochs is not None and rate is not None:
+        settings["steps"] = _steps(epochs, rate)
+    missing = [name for name, value in (settings | {"delta": goal.delta}).items() if value is None]
+    names = "--noise-multiplier, --steps (or --epochs), --sample-rate (or --dataset-size with --batch-size) and --delta"
+    if not missing:
+        raise InvalidArgument(f"plan must be left one of {names} to find, got all. Drop one.")
+    if len(missing) > 1:
+        raise MissingDeclaration(f"plan must be given all but one of {names}. Give the rest.")
+    (found,) = missing
+    delta = goal.delta
+    if delta is None:
         from sordino import accounting
 
-        asked = self._with_steps()
-        missing = [
-            name for name in ("noise_multiplier", "steps", "sample_rate", "delta") if getattr(asked, name) is None
-        ]
-        settings = (
-            "--noise-multiplier, --steps (or --epochs), --sample-rate (or --dataset-size with --batch-size) and --delta"
-        )
-        if not missing:
-            raise InvalidArgument(f"plan must be left one of {settings} to find, got all. Drop one.")
-        if len(missing) > 1:
-            raise MissingDeclaration(f"plan must be given all but one of {settings}. Give the rest.")
-        goal = {"target_epsilon": self.epsilon, "neighboring_relation": self.neighboring_relation}
-        (name,) = missing
-        rate, count, noise, delta = asked.sample_rate, asked.steps, asked.noise_multiplier, asked.delta
-        if name == "delta" and rate is not None and count is not None and noise is not None:
-            event = self.event(sample_rate=rate, noise_multiplier=noise, steps=count)
-            return name, replace(asked, delta=_upwards(accounting.calibrate_delta(event, **goal)))
-        assert delta is not None
-        if name == "noise_multiplier" and rate is not None and count is not None:
-            value = accounting.calibrate_noise_multiplier(
-                lambda z: self.event(sample_rate=rate, noise_multiplier=z, steps=count),
-                delta=delta,
-                **goal,
-            )
-            return name, replace(asked, noise_multiplier=value)
-        if name == "steps" and rate is not None and noise is not None:
-            most = accounting.calibrate_steps(
-                lambda t: self.event(sample_rate=rate, noise_multiplier=noise, steps=t),
-                delta=delta,
-                **goal,
-            )
-            if most == 0:
-                raise InvalidArgument("epsilon must allow one step, got a target too small. Raise it, or add noise.")
-            return name, replace(asked, steps=most)
-        assert noise is not None
-        return name, replace(asked, **_max_rate(asked, noise, delta, records))
-
-    def _with_steps(self) -> "_Question":
-        """Epochs become steps as soon as the rate is known."""
-        if self.steps is not None and self.epochs is not None:
-            raise MissingDeclaration("plan must be given --steps or --epochs, one of them. Give one.")
-        if self.epochs is None or self.sample_rate is None:
-            if self.steps is None and self.epochs is None and self.noise_multiplier is None:
-                raise MissingDeclaration("plan must be given --steps or --epochs, one of them. Give one.")
-            return self
-        return replace(self, steps=max(1, math.ceil(self.epochs / self.sample_rate - 1e-9)))
+        delta = _upwards(accounting.calibrate_delta(goal.event(**settings), **goal.target))
+    else:
+        settings[found] = _found(goal, found, settings)
+    document = {
+        "found": found,
+        "noise_multiplier": settings["noise_multiplier"],
+        "target_epsilon": goal.epsilon,
+        "sampling": goal.sampling,
+        "sample_rate": settings["sample_rate"],
+        "steps": settings["steps"],
+        "dataset_size_is_public": goal.records is not None,
+        **goal.summarize(goal.event(**settings), delta=delta),
+    }
+    if goal.records is not None:
+        document["batch_size"] = settings["sample_rate"] * goal.records
+    return PlannedRun(found=found, document=document)
 
 
-def _max_rate(asked: _Question, noise: float, delta: float, records: int | None) -> dict[str, float]:
-    """The largest sample rate for the steps given, as a whole batch when the number of records is known."""
+def _found(goal: _Goal, name: str, settings: dict[str, Any]) -> float:
+    """The least noise, or the most steps, or the largest rate: a whole batch when the number of records is known."""
     from sordino import accounting
 
-    if asked.steps is None:
-        raise MissingDeclaration("a sample rate can be found for --steps, not for --epochs. Give --steps.")
-    if asked.sampling != "poisson":
+    def event(value: Any) -> Event:
+        return goal.event(**(settings | {name: value}))
+
+    if name == "noise_multiplier":
+        return goal.least_noise(event)
+    given: dict[str, Any] = {"delta": goal.delta, **goal.target}
+    if name == "steps":
+        if (most := accounting.calibrate_steps(event, **given)) == 0:
+            raise InvalidArgument("epsilon must allow one step, got a target too small. Raise it, or add noise.")
+        return most
+    if goal.sampling != "poisson":
         raise InvalidArgument(
-            f"sampling must be poisson where a sample rate is to be found, got {asked.sampling!r}. Give the rate."
+            f"sampling must be poisson where a sample rate is to be found, got {goal.sampling!r}. Give the rate."
         )
-    goal = {"target_epsilon": asked.epsilon, "neighboring_relation": asked.neighboring_relation}
-    count = asked.steps
+    records = goal.records
     if records is None:
-        rate = accounting.calibrate_sample_rate(
-            lambda q: subsampled_gaussian(sample_rate=q, noise_multiplier=noise, steps=count),
-            delta=delta,
-            **goal,
-        )
-        return {"sample_rate": rate}
-    size = accounting.calibrate_batch_size(
-        lambda b: subsampled_gaussian(sample_rate=b / records, noise_multiplier=noise, steps=count),
-        dataset_size=records,
-        delta=delta,
-        **goal,
-    )
+        return accounting.calibrate_sample_rate(event, **given)
+    size = accounting.calibrate_batch_size(lambda b: event(b / records), dataset_size=records, **given)
     if size == 0:
         raise InvalidArgument(
             "epsilon must allow a batch of one record, got a target too small. Raise it, or add noise."
         )
-    return {"sample_rate": size / records}
+    return size / records
 
 
 def _upwards(delta: float) -> float:
     """δ with four digits, rounded up."""
     unit = 10.0 ** (math.floor(math.log10(max(delta, 1e-300))) - 3)
     return min(1.0, float(f"{math.ceil(delta / unit) * unit:.4g}")) if delta > 0 else 1e-300
-
-
-def _priced(found: str, answer: _Question, *, records: int | None, unit: PrivacyUnit) -> dict[str, object]:
-    """The answer with its ε, as JSON types."""
-    noise, rate, steps, delta = answer.noise_multiplier, answer.sample_rate, answer.steps, answer.delta
-    assert noise is not None
-    assert rate is not None
-    assert steps is not None
-    assert delta is not None
-    event = answer.event(sample_rate=rate, noise_multiplier=noise, steps=steps)
-    document = {
-        "found": found,
-        "noise_multiplier": noise,
-        "target_epsilon": answer.epsilon,
-        "sampling": answer.sampling,
-        "sample_rate": rate,
-        "steps": steps,
-        "dataset_size_is_public": records is not None,
-        **_summarize(
-            event,
-            delta=delta,
-            neighboring_relation=answer.neighboring_relation,
-            unit=unit,
-            most=answer.epsilon,
-        ),
-    }
-    if records is not None:
-        document["batch_size"] = rate * records
-    return document
 
 
 def _sample_rate(
@@ -831,7 +713,12 @@ def _sample_rate(
         )
     if sample_rate is not None:
         return checks.probability(zero=False, sample_rate=sample_rate)
-    number, size = checks.integer(1, records=records), checks.positive(batch_size=batch_size)
-    if size > number:
-        raise InvalidArgument(f"batch_size must be ≤ records ({number}), got {size:g}. Draw fewer records a step.")
-    return size / number
+    return _rate(checks.positive(batch_size=batch_size), checks.integer(1, records=records))
+
+
+def _rate(batch_size: float, records: int) -> float:
+    if batch_size > records:
+        raise InvalidArgument(
+            f"batch_size must be ≤ records ({records}), got {batch_size:g}. Draw fewer records a step."
+        )
+    return batch_size / records

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sordino.definitions import format_upper_bound
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import to_dict
+from sordino.runs.transcript import encode_number
 
 if TYPE_CHECKING:
     from sordino.accounting import Interval
@@ -31,6 +32,7 @@ __all__ = [
     "preview",
     "rounded",
     "with_affordable_delta",
+    "write_new_file",
 ]
 
 
@@ -223,7 +225,7 @@ class DryRun:
         return {
             "dry_run": True,
             "cost": {
-                "epsilon": "inf" if self.cost.upper == float("inf") else self.cost.upper,
+                "epsilon": encode_number(self.cost.upper),
                 "delta": self.delta,
                 "neighboring_relation": self.charge.neighboring_relation.value,
                 "privacy_unit": self.charge.privacy_unit.value,
@@ -258,8 +260,23 @@ def preview(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Numbers that are never rounded to the wrong side: ε upwards.
+# Files and numbers: no file is replaced, and ε is rounded upwards.
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def write_new_file(path: Path, text: str) -> None:
+    """Write `text` into a file that is not there yet.
+
+    Raises:
+        InvalidArgument: it is there, or can't be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as error:
+        raise InvalidArgument(f"out must be a new file, got {str(path)!r}. Give --out another name.") from error
+    except OSError as error:
+        raise InvalidArgument(f"out must be a file that can be written, got {str(path)!r}. Check the path.") from error
 
 
 _SMALL, _LONGEST = 0.01, 300

@@ -12,7 +12,7 @@ import numpy as np
 
 from sordino import checks
 from sordino.commands.outcomes import composition_statement, run_folder
-from sordino.commands.running import SILENT, DryRun, Progress, preview
+from sordino.commands.running import SILENT, DryRun, Progress, preview, write_new_file
 from sordino.commands.tables import TableFile, table_format
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
@@ -450,13 +450,7 @@ def schema_draft(
         raise InvalidArgument(f"out must end with .toml or .json, got {place.name!r}. Rename it.")
     form = table_format(None, separator, decimal, encoding) or TableFormat()
     text, names = draft_schema(file, target=target, table_format=form, out=place)
-    try:
-        with place.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError as error:
-        raise InvalidArgument(f"out must be a new file, got {str(place)!r}. Give --out another name.") from error
-    except OSError as error:
-        raise InvalidArgument(f"out must be a file that can be written, got {str(place)!r}. Check the path.") from error
+    write_new_file(place, text)
     return SchemaDraft(path=place, columns=tuple(names))
 
 

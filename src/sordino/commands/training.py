@@ -16,9 +16,10 @@ from sordino.commands.outcomes import (
     closed_after_failure,
     composition_statement,
     describe_data,
+    measure_test_records,
     probabilities,
     run_folder,
-    subgroups_of,
+    write_results,
 )
 from sordino.commands.planning import check_sampling
 from sordino.commands.running import (
@@ -452,7 +453,6 @@ def _run(job: _Job, progress: Progress, ranks: "DistributedContext | None" = Non
     from sordino.randomness import KeyedRNG
     from sordino.recipes import train_with_config
     from sordino.recipes.saved_model import describe_module
-    from sordino.report import write_report
     from sordino.training import tuned_process
 
     plan, rng = job.config.plan, job.rng or KeyedRNG()
@@ -478,9 +478,8 @@ def _run(job: _Job, progress: Progress, ranks: "DistributedContext | None" = Non
         )
     with progress.stage("measuring and writing the report"):
         metrics = _measured(job.dataset, job.config, result.model)
-        run.write_metrics(metrics)
         run.write_model_description(describe_module(job.dataset, job.config.model))
-        write_report(run)
+        write_results(run, metrics)
     return RunOutcome(
         run=run, guarantee=result.guarantee, metrics=metrics, steps=result.steps, interrupted=result.interrupted
     )
@@ -512,16 +511,13 @@ def _assist(job: _Job, ranks: "DistributedContext") -> None:
 def _measured(dataset: "DatasetSplits", config: "TrainingConfig", model: "nn.Module") -> dict[str, Metric]:
     """Accuracy, calibration and subgroups on public test records, and a baseline on public data; nothing otherwise."""
     from sordino.recipes import accuracy, non_private_baseline
-    from sordino.report import compute_utility
 
-    test = dataset.test
-    if test is None or not len(test) or not dataset.test_is_public:
-        return {}
-    found = compute_utility(probabilities(model, test), test.labels, public=True, groups=subgroups_of(dataset, test))
-    if dataset.public:
+    found = measure_test_records(dataset, lambda test: probabilities(model, test))
+    if found and dataset.public:
+        assert dataset.test is not None
         baseline = non_private_baseline(dataset, config)
         found["baseline_test_accuracy"] = Metric(
-            value=accuracy(baseline, test), public=True, what="non-private baseline, public data"
+            value=accuracy(baseline, dataset.test), public=True, what="non-private baseline, public data"
         )
     return found
 
@@ -621,7 +617,6 @@ def _train_by_recipe(
     """
     from sordino.randomness import KeyedRNG
     from sordino.recipes import get_recipe
-    from sordino.report import compute_utility, write_report
 
     pipeline = get_recipe(name)
     rng = KeyedRNG(seed=seed, reproducible=reproducible)
@@ -649,13 +644,10 @@ def _train_by_recipe(
         return preview(fit, ledger, delta=settings["delta"], progress=progress)
     folder = run_folder(dataset.name, out)
     fitted = fit(ledger, folder)
-    run, test, metrics = RunFolder.open(folder), dataset.test, {}
+    run = RunFolder.open(folder)
     with progress.stage("measuring and writing the report"):
-        if test is not None and len(test) and dataset.test_is_public:
-            groups = subgroups_of(dataset, test)
-            metrics = compute_utility(fitted.predict_proba(test), test.labels, public=True, groups=groups)
-        run.write_metrics(metrics)
-        write_report(run)
+        metrics = measure_test_records(dataset, fitted.predict_proba)
+        write_results(run, metrics)
     return RunOutcome(
         run=run,
         guarantee=fitted.guarantee,

@@ -16,8 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sordino.definitions import format_upper_bound
-from sordino.installation import require
-from sordino.plot_style import COLORS, SERIF, STYLE
+from sordino.plot_style import COLORS, SERIF, saved_figure
 from sordino.report import charts as figures
 from sordino.report import formatting
 from sordino.report.build import build_report
@@ -46,24 +45,16 @@ __all__ = [
 
 
 _EDGE = 0.075
-_STYLE = STYLE | {"axes.spines.left": False}
 
 
 def plot_report(report: Report, path: Path) -> None:
     """Draw the report's picture to a PNG of 1600 × 900 pixels."""
-    require("report", "matplotlib", user="a picture")
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
-        figure = Figure(figsize=(16, 9), dpi=100)
-        canvas = FigureCanvasAgg(figure)
+    with saved_figure(path, size=(16, 9), dpi=100) as figure:
         guarantee = report.guarantee
         head = figure.text(
             _EDGE, 0.8, f"ε = {format_epsilon(report.headline_epsilon)}", fontsize=46, color=COLORS["ink"], family=SERIF
         )
-        width = head.get_window_extent(canvas.get_renderer()).width / (100 * 16)
+        width = head.get_window_extent().width / (100 * 16)
         figure.text(
             _EDGE + width + 0.03,
             0.8,
@@ -93,7 +84,6 @@ def plot_report(report: Report, path: Path) -> None:
             _accuracy(right, report)
         else:
             _plot_attack(right, report)
-        figure.savefig(path, metadata={"Software": "sordino"})
 
 
 def _title(axes: "Axes", text: str) -> None:
