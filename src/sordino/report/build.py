@@ -48,6 +48,7 @@ from sordino.report.schema import (
 )
 from sordino.report.utility import joint_epsilon, label_names, read_utility, summarize_evaluation
 from sordino.runs import RunFolder, RunSegment, TranscriptLine
+from sordino.runs.results import guarantee_body
 
 __all__ = [
     "DATA_ACCESSES",
@@ -117,9 +118,8 @@ def data_accesses(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[
     said = body if isinstance(body, Mapping) else {}
     settings = meta.get("settings")
     found = {name: one_line(said.get(name)) for name in DATA_ACCESSES}
-    if found["tuning"] is None and isinstance(settings, str):
-        found["tuning"] = f"{settings.strip().rstrip('.')}." if settings.strip() else None
-        found["tuning"] = one_line(found["tuning"])
+    if found["tuning"] is None and isinstance(settings, str) and settings.strip():
+        found["tuning"] = one_line(f"{settings.strip().rstrip('.')}.")
     if meta.get("diagnostics") is not None:
         found["logging"] = "Losses and batch sizes were shown without noise during the run."
     if evaluations and found["evaluation"] is not None:
@@ -203,16 +203,12 @@ def read_attacks(run: RunFolder) -> tuple[AttackResults | None, bool]:
         body = json.loads(file.read_text(encoding="utf-8"))
         if body["public"] is not True:
             return None, True
-        attacks = [
-            Attack(
-                name=one["name"],
-                knowledge=one["knowledge"],
-                auc=one["auc"],
-                lower=one["auc_interval"][0],
-                upper=one["auc_interval"][1],
+        attacks = []
+        for one in body["attacks"]:
+            lower, upper = one["auc_interval"]
+            attacks.append(
+                Attack(name=one["name"], knowledge=one["knowledge"], auc=one["auc"], lower=lower, upper=upper)
             )
-            for one in body["attacks"]
-        ]
         found = AttackResults(
             attacks=tuple(attacks),
             bound=body["ceiling"]["auc"],
@@ -440,7 +436,7 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "accounting": found,
         "process": process,
         "data_accesses": data_accesses(meta, evaluations=len(run.evaluations)),
-        "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
+        "composition": composition(lines, meta, ledger, paid=[one.charge for one in run.evaluations if one.charge]),
         "audits": audits(run),
         "attacks": attacks,
         "utility": read_utility(run.metrics, label_names(run)),
@@ -551,29 +547,20 @@ def _guarantee(
             caveats=caveats,
         )
     assert said is not None
-    return GuaranteeSection(
-        epsilon=said.epsilon,
-        delta=said.delta,
-        neighboring_relation=said.neighboring_relation,
-        privacy_unit=said.privacy_unit,
-        sampler=said.sampler,
-        accountant=said.accountant,
-        caveats=said.caveats,
-        description=said.describe(),
-    )
-
-
-def _evaluation_charges(run: RunFolder) -> list[str]:
-    return [one.charge for one in run.evaluations if one.charge is not None]
+    return GuaranteeSection.model_validate(guarantee_body(said))
 
 
 def _together(run: RunFolder, event: Event, guarantee: GuaranteeSection) -> float | None:
     """ε of training and evaluations; None when there are none."""
-    found, declared = (
+    if not run.evaluations:
+        return None
+    return joint_epsilon(
         run.evaluations,
-        {"delta": guarantee.delta, "neighboring_relation": guarantee.neighboring_relation},
+        event,
+        claimed=guarantee.epsilon,
+        delta=guarantee.delta,
+        neighboring_relation=guarantee.neighboring_relation,
     )
-    return joint_epsilon(found, event, claimed=guarantee.epsilon, **declared) if found else None
 
 
 def _curves_together(
@@ -621,11 +608,11 @@ def decide_release(
         for item in hazards
         if item.status == "not stated" and item.severity == "critical" and item.title != AUDIT_HAZARD
     ]
-    conditions = [f"{accepted} {approval}"]
-    conditions.append(
-        "Only what is named as released is passed on. Checkpoints, logs and the records themselves stay private."
-    )
-    conditions.append("Every other use of the same records is counted together with this ε.")
+    conditions = [
+        f"{accepted} {approval}",
+        "Only what is named as released is passed on. Checkpoints, logs and the records themselves stay private.",
+        "Every other use of the same records is counted together with this ε.",
+    ]
     if silent:
         conditions.append(f"The person responsible first answers what the run does not state: {'; '.join(silent)}.")
     return ReleaseDecision(

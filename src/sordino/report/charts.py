@@ -6,11 +6,11 @@ Each chart carries its points and their words; the page's script only looks up w
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
 
-from sordino.report.formatting import format_epsilon, percent_up, power_of_ten
+from sordino.report.formatting import SUPERSCRIPTS, format_epsilon, percent_up, power_of_ten
 from sordino.report.schema import (
     Accuracy,
     Calibration,
@@ -67,9 +67,9 @@ def ticks(highest: float, *, about: int = 4) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Where values lie on an axis: `place` gives a share of its length, `marks` are values with their words."""
+    """Where values lie on an axis: `position` gives a share of its length, `marks` are values with their words."""
 
-    place: Callable[[float], float]
+    position: Callable[[float], float]
     marks: tuple[tuple[float, str], ...]
     label: str
 
@@ -87,7 +87,7 @@ def linear(highest: float, label: str, *, show: Callable[[float], str] = "{:g}".
     """From 0 to `room` × `highest`, with marks up to `highest`."""
     top = max(highest, 1e-12) * room
     marks = tuple((value, show(value)) for value in ticks(highest) if value <= highest * (1 + 1e-9))
-    return Axis(place=lambda value: value / top, marks=marks, label=label)
+    return Axis(position=lambda value: value / top, marks=marks, label=label)
 
 
 def logarithmic(lowest: int, highest: int, label: str, *, show: Callable[[int], str]) -> Axis:
@@ -96,13 +96,13 @@ def logarithmic(lowest: int, highest: int, label: str, *, show: Callable[[int], 
     every = max(1, math.ceil(span / 6))
     marks = tuple((10.0**power, show(power)) for power in range(highest, lowest - 1, -every))
     return Axis(
-        place=lambda value: max(0.0, (math.log10(max(value, 1e-300)) - lowest) / span), marks=marks, label=label
+        position=lambda value: max(0.0, (math.log10(max(value, 1e-300)) - lowest) / span), marks=marks, label=label
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Axes with curves on them; `band` is drawn below them, and `spans` as bars, each (place, lowest, highest)."""
+    """Axes with curves on them; `band` is drawn below them, and `spans` as bars, each (position, lowest, highest)."""
 
     x: Axis
     y: Axis
@@ -143,7 +143,7 @@ class Chart:
         """The labels, moved up, or down at the top, until none lies on another or leaves the drawing."""
         body, taken = "", []
         for at, up, kind, text in self.notes:
-            side = "end" if kind != "note below" and self.x.place(at) > 0.5 else "start"
+            side = "end" if kind != "note below" and self.x.position(at) > 0.5 else "start"
             width, x = 6.4 * len(text), self._x(at)
             left = max(0.0, x - width) if side == "end" else min(x, WIDTH - width)
             wanted = self._y(up) - 8
@@ -175,10 +175,10 @@ class Chart:
         return json.dumps(data, ensure_ascii=False)
 
     def _x(self, value: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, self.x.place(value)))
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, self.x.position(value)))
 
     def _y(self, value: float) -> float:
-        return _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - min(1.0, max(0.0, self.y.place(value))))
+        return _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - min(1.0, max(0.0, self.y.position(value))))
 
     def _y0(self) -> float:
         return HEIGHT - _BOTTOM
@@ -196,7 +196,7 @@ class Chart:
         last = len(self.x.marks) - 1
         for number, (value, text) in enumerate(sorted(self.x.marks)):
             # The outermost words end inside the drawing.
-            side = "end" if number == last and self.x.place(value) > 0.97 else "middle"
+            side = "end" if number == last and self.x.position(value) > 0.97 else "middle"
             nudge = 6 if side == "end" and len(text) <= 5 else 0
             parts.append(
                 f'<text class="tick" x="{self._x(value) + nudge:.1f}" y="{HEIGHT - _BOTTOM + 17}" text-anchor="{side}">'
@@ -220,9 +220,6 @@ def svg(body: str, words: str, *, probe: str = "", height: int = HEIGHT) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 # The figures of a report: which curves, on which axes, with which words.
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def spent_chart(curve: Sequence[EpsilonPoint], *, target: float | None) -> str:
@@ -327,14 +324,12 @@ def attack_charts(curves: Curves) -> tuple[str, str]:
     words = [
         f"{_percent(rate)} wrongly identified: at most {percent_up(most)} correctly identified" for rate, most in found
     ]
-    shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
-    plain_x = Axis(place=lambda value: value, marks=shares, label="wrongly identified, of those not in the data")
-    plain_y = Axis(place=lambda value: value, marks=shares, label="correctly identified, of those in the data")
+    wrong, right = "wrongly identified, of those not in the data", "correctly identified, of those in the data"
     caption = "The largest share that a membership attack can identify, for every share of wrong identifications"
     # At 0 the curve has no drawn rate of its own; the smallest one bounds it from above.
     plain = Chart(
-        x=plain_x,
-        y=plain_y,
+        x=_shares(wrong),
+        y=_shares(right),
         lines=(
             Line(points=[(0, 0), (1, 1)], kind="guess"),
             Line(points=[(0.0, found[0][1]), *found, (1.0, 1.0)], words=[words[0], *words, "everybody is identified"]),
@@ -343,8 +338,8 @@ def attack_charts(curves: Curves) -> tuple[str, str]:
         words=caption,
     )
     logs = Chart(
-        x=logarithmic(-4, 0, "wrongly identified, of those not in the data", show=_percent_power),
-        y=logarithmic(-4, 0, "correctly identified, of those in the data", show=_percent_power),
+        x=logarithmic(-4, 0, wrong, show=_percent_power),
+        y=logarithmic(-4, 0, right, show=_percent_power),
         lines=(
             Line(points=[(1e-4, 1e-4), (1, 1)], kind="guess"),
             Line(points=[*found, (1.0, 1.0)], words=[*words, "everybody is identified"]),
@@ -369,10 +364,9 @@ def reliability_chart(calibration: Calibration) -> str:
         for part in drawn
     ]
     spans = [(part.confidence, *wilson_interval(part.accuracy, part.records)) for part in drawn]
-    shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
     return Chart(
-        x=Axis(place=lambda value: value, marks=shares, label="confidence of the model"),
-        y=Axis(place=lambda value: value, marks=shares, label="accuracy"),
+        x=_shares("confidence of the model"),
+        y=_shares("accuracy"),
         lines=(
             Line(points=[(0, 0), (1, 1)], kind="guess"),
             Line(points=points, kind="line dots", words=words),
@@ -388,11 +382,10 @@ def cost_chart(found: Sequence[tuple[str, float, float]]) -> str:
     drawn = [item for item in found if math.isfinite(item[1])]
     if not drawn:
         return ""
-    shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
     points = sorted((epsilon, value, name) for name, epsilon, value in drawn)
     return Chart(
         x=linear(ticks(max(epsilon for epsilon, _, _ in points))[-1], "ε", room=1.04),
-        y=Axis(place=lambda value: value, marks=shares, label="accuracy on public test records"),
+        y=_shares("accuracy on public test records"),
         lines=(
             Line(
                 points=[(epsilon, value) for epsilon, value, _ in points],
@@ -434,13 +427,13 @@ def _bars(
 ) -> str:
     full, line = WIDTH - 66, 15
     parts, top = [], 22 - gap
-    for number, (name, value, text, strong) in enumerate(rows):
+    for row, (name, value, text, strong) in enumerate(rows):
         names = wrap(name, 56) or [""]
         top += gap + line * (len(names) - 1)
         kind, weight = ("bar strong", "value") if strong else ("bar", "label")
         parts += [
-            f'<text class="label" x="0" y="{top - 7 - line * (len(names) - 1 - place)}">{escape(part)}</text>'
-            for place, part in enumerate(names)
+            f'<text class="label" x="0" y="{top - 7 - line * (len(names) - 1 - number)}">{escape(part)}</text>'
+            for number, part in enumerate(names)
         ]
         parts.append(
             f'<rect class="track" x="0" y="{top}" width="{full}" height="{thick}" rx="3"/>'
@@ -448,7 +441,7 @@ def _bars(
             f'<text class="{weight}" x="{WIDTH}" y="{top + thick / 2 + 5:.1f}" text-anchor="end">{escape(text)}</text>'
         )
         if spans:
-            low, high = spans[number]
+            low, high = spans[row]
             middle = top + thick / 2
             parts.append(
                 f'<line class="span" x1="{full * low:.1f}" x2="{full * high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
@@ -456,10 +449,16 @@ def _bars(
     return svg("".join(parts), words, height=top + thick + 4)
 
 
+def _shares(label: str) -> Axis:
+    """From 0 to 1, marked in percent."""
+    marks = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
+    return Axis(position=lambda value: value, marks=marks, label=label)
+
+
 def _whole(axis: Axis) -> Axis:
     """Only whole numbers, each once: steps are counted."""
-    marks = {float(round(value)): text for value, text in axis.marks}
-    return Axis(place=axis.place, marks=tuple((value, f"{value:,.0f}") for value in sorted(marks)), label=axis.label)
+    marks = sorted({float(round(value)) for value, _ in axis.marks})
+    return replace(axis, marks=tuple((value, f"{value:,.0f}") for value in marks))
 
 
 def _short(text: str, most: int = 28) -> str:
@@ -475,7 +474,7 @@ def _up(value: float) -> float:
 
 
 def _power(power: int) -> str:
-    return "1" if power == 0 else "10" + str(power).translate(_SUPERSCRIPTS)
+    return "1" if power == 0 else "10" + str(power).translate(SUPERSCRIPTS)
 
 
 def _percent(rate: float) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "DECLARED",
     "Rows",
     "SEVERITY_WORDS",
+    "SUPERSCRIPTS",
     "accounting_rows",
     "attack_rows",
     "comparison_rows",
@@ -57,7 +58,7 @@ SEVERITY_WORDS = {
     "negligible": "the guarantee is not affected",
 }
 
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def scientific(value: float) -> tuple[str, str]:
@@ -82,7 +83,7 @@ def power_of_ten(value: float) -> str:
         ('10⁻⁵', '3.2 × 10⁻⁶')
     """
     head, exponent = scientific(value)
-    return head + exponent.translate(_SUPERSCRIPTS)
+    return head + exponent.translate(SUPERSCRIPTS)
 
 
 def percent_up(value: float) -> str:

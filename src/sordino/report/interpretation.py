@@ -11,7 +11,6 @@ from sordino import accounting, checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import (
-    Composed,
     Event,
     Gaussian,
     NonPrivate,
@@ -20,9 +19,9 @@ from sordino.events import (
     RandomAllocation,
     SampledWithoutReplacement,
     SampledWithReplacement,
-    SelfComposed,
     ShuffledEpochs,
     compose,
+    event_counts,
 )
 from sordino.report.formatting import power_of_ten
 from sordino.report.schema import (
@@ -72,8 +71,6 @@ __all__ = [
 
 AUDIT_HAZARD = "No audit or attack contradicts the claim"
 """The hazard that is not stated without an audit; a release needs none."""
-
-_LOWEST_BITS = "The lowest bits of the noise"
 
 
 def max_true_positive_rate(*, epsilon: float, delta: float, false_positive_rate: float) -> float:
@@ -126,31 +123,21 @@ def list_covered(
     guarantee: GuaranteeSection, *, released: str | None = None, losses: bool = False, by_steps: bool = True
 ) -> tuple[Remark, ...]:
     """What the guarantee covers: what is `released`, noisy `losses` and training steps where the plan has some."""
-    if not guarantee.is_private:
-        return ()
     unit, results = guarantee.privacy_unit.value, (released or "the released results").rstrip(".")
-    return (
-        Remark(
-            title="What is released",
-            text=f"{results[:1].upper()}{results[1:]}, and everything that anyone computes from it, "
-            "now or later, with any other knowledge.",
+    shown = ", except for the noisy losses that are shown; ε covers them. " if losses else ". "
+    remarks = {
+        "What is released": f"{results[:1].upper()}{results[1:]}, and everything that anyone computes from it, now or "
+        "later, with any other knowledge.",
+        **(
+            {"Every step of training": "ε counts every step as if each intermediate model were released too."}
+            if by_steps
+            else {"Every charge": "ε counts all noisy results of the run, whether or not they are released."}
         ),
-        Remark(
-            title="Every step of training",
-            text="ε counts every step as if each intermediate model were released too.",
-        )
-        if by_steps
-        else Remark(
-            title="Every charge", text="ε counts all noisy results of the run, whether or not they are released."
-        ),
-        Remark(title=f"Each {unit} as a whole", text=f"Everything that one {unit} contributed, features and labels."),
-        Remark(
-            title="This run folder",
-            text="The plan, the transcript and this report hold no batch sizes, losses or gradient norms"
-            + (", except for the noisy losses that are shown; ε covers them. " if losses else ". ")
-            + "The report shows no measurement on private records without noise.",
-        ),
-    )
+        f"Each {unit} as a whole": f"Everything that one {unit} contributed, features and labels.",
+        "This run folder": "The plan, the transcript and this report hold no batch sizes, losses or gradient norms"
+        f"{shown}The report shows no measurement on private records without noise.",
+    }
+    return tuple(Remark(title=title, text=text) for title, text in remarks.items()) if guarantee.is_private else ()
 
 
 def list_not_covered(
@@ -164,77 +151,62 @@ def list_not_covered(
     exact: bool = False,
 ) -> tuple[Remark, ...]:
     """What the guarantee does not cover, the most weighty first."""
-    remarks: list[Remark] = []
-    if not guarantee.is_private:
-        remarks.append(
-            Remark(title="Everything", text="The run added no noise, or its ε is infinite. It gives no guarantee.")
-        )
-    if seeded:
-        remarks.append(
-            Remark(
-                title="Anyone who knows the seed",
-                text="The noise came from a chosen seed. Anyone who knows or guesses the seed can subtract the noise. "
-                "Use this model for tests only.",
-            )
-        )
-    settings = meta.get("settings", "The settings were given from outside")
-    remarks.append(
-        Remark(
-            title="The choice of settings",
-            text=f"{str(settings).rstrip('.')}. If somebody chose them from results on these records, ε does not cover "
-            "that choice.",
-        )
-    )
-    remarks.append(Remark(title="The test records", text=_about_test_records(meta, measured=measured)))
-    if evaluated:
-        remarks.append(
-            Remark(
-                title="The evaluations on private records",
-                text="Each has its own ε, which the ε at the top does not include.",
-            )
-        )
-    if plan.get("dataset_size_is_public"):
-        remarks.append(
-            Remark(
-                title="The size of the dataset",
-                text="The sample rate and the divisor were computed from it, so it is treated as public.",
-            )
-        )
-    outside = _always_outside(guarantee.privacy_unit.value)
-    return (*remarks, *(remark for remark in outside if not (exact and remark.title == _LOWEST_BITS)))
-
-
-def _about_test_records(meta: Mapping[str, object], *, measured: bool) -> str:
-    if not measured:
-        return "None were measured for this report. A measurement on private records is a separate release."
-    words = "Accuracy was measured on public test records without noise. ε does not cover these records."
-    if meta.get("tuned_on_these_data"):
-        words += " The recipe was chosen on this dataset: accuracy on other records can be lower."
-    return words
-
-
-def _always_outside(privacy_unit: str) -> tuple[Remark, ...]:
-    """What no (ε, δ) of a single run speaks about."""
-    return (
-        Remark(
-            title="Other uses of the same records",
-            text=(
-                "Every other run, statistic or model on the same records adds to the total privacy loss. This report "
-                "covers this run only."
-            ),
+    settings = str(meta.get("settings", "The settings were given from outside")).rstrip(".")
+    test = "None were measured for this report. A measurement on private records is a separate release."
+    if measured:
+        test = "Accuracy was measured on public test records without noise. ε does not cover these records."
+        if meta.get("tuned_on_these_data"):
+            test += " The recipe was chosen on this dataset: accuracy on other records can be lower."
+    remarks = [
+        (
+            not guarantee.is_private,
+            "Everything",
+            "The run added no noise, or its ε is infinite. It gives no guarantee.",
         ),
-        Remark(
-            title="Patterns of the whole population",
-            text="A model can reveal a pattern that holds for most people, and so something about a person who was "
-            f"never in the data. The guarantee covers what the presence of one {privacy_unit} adds.",
+        (
+            seeded,
+            "Anyone who knows the seed",
+            "The noise came from a chosen seed. Anyone who knows or guesses the seed can subtract the noise. "
+            "Use this model for tests only.",
         ),
-        Remark(
-            title=_LOWEST_BITS,
-            text="The noise is drawn in floating point from a cryptographic generator. The proof is about real "
-            "numbers; it does not cover attacks on rounding (Mironov 2012).",
+        (
+            True,
+            "The choice of settings",
+            f"{settings}. If somebody chose them from results on these records, ε does not cover that choice.",
         ),
-        Remark(title="Side channels", text="The running time of the training, and other effects on the machine."),
-    )
+        (True, "The test records", test),
+        (
+            evaluated,
+            "The evaluations on private records",
+            "Each has its own ε, which the ε at the top does not include.",
+        ),
+        (
+            plan.get("dataset_size_is_public"),
+            "The size of the dataset",
+            "The sample rate and the divisor were computed from it, so it is treated as public.",
+        ),
+        # What no (ε, δ) of a single run speaks about.
+        (
+            True,
+            "Other uses of the same records",
+            "Every other run, statistic or model on the same records adds to the total privacy loss. This report "
+            "covers this run only.",
+        ),
+        (
+            True,
+            "Patterns of the whole population",
+            "A model can reveal a pattern that holds for most people, and so something about a person who was never in "
+            f"the data. The guarantee covers what the presence of one {guarantee.privacy_unit.value} adds.",
+        ),
+        (
+            not exact,
+            "The lowest bits of the noise",
+            "The noise is drawn in floating point from a cryptographic generator. The proof is about real numbers; it "
+            "does not cover attacks on rounding (Mironov 2012).",
+        ),
+        (True, "Side channels", "The running time of the training, and other effects on the machine."),
+    ]
+    return tuple(Remark(title=title, text=text) for applies, title, text in remarks if applies)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -252,6 +224,7 @@ _PROFILE_POINTS = 48
 _RATES = tuple(sorted({*(k / 40 for k in range(1, 40)), *(10 ** (-4 + k / 10) for k in range(31)), 0.001, 0.01, 0.1}))
 # Accountants whose curve answers in a millisecond; for the others no Gaussian curve is fitted.
 _QUICK = ("exact", "closed_form", "contour")
+_SAMPLED = PoissonSampled | SampledWithoutReplacement | RandomAllocation
 
 
 def accounted(
@@ -260,34 +233,20 @@ def accounted(
     """ε of the event with the interval that contains the true one, and ε without amplification."""
     answer = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
     bare = accounting.without_amplification(event)
-    try:
-        plain = (
-            answer.upper
-            if bare == event
-            else accounting.epsilon(bare, delta, neighboring_relation=neighboring_relation).upper
-        )
-    except (AccountingError, UnsupportedEvent):
-        plain = None
+    plain: float | None = answer.upper
+    if bare != event:
+        try:
+            plain = accounting.epsilon(bare, delta, neighboring_relation=neighboring_relation).upper
+        except (AccountingError, UnsupportedEvent):
+            plain = None
     return Accounting(
         accountant=answer.accountant,
         version=version,
         interval=EpsilonInterval(lower=min(answer.lower, answer.upper), upper=answer.upper),
         claimed_epsilon=claimed,
         without_amplification=plain,
-        sampled=bare != event or _is_sampled(event),
+        sampled=bare != event or any(isinstance(leaf, _SAMPLED) for leaf in event_counts(event)),
     )
-
-
-def _is_sampled(event: Event) -> bool:
-    match event:
-        case PoissonSampled() | SampledWithoutReplacement() | RandomAllocation():
-            return True
-        case SelfComposed():
-            return _is_sampled(event.event)
-        case Composed():
-            return any(map(_is_sampled, event.events))
-        case _:
-            return False
 
 
 def user_level(
@@ -321,7 +280,7 @@ def curves(
     """ε over the steps, δ(ε), and the trade-off curve."""
     spent = _spent(lines, delta=delta, neighboring_relation=neighboring_relation)
     if math.isinf(answer.interval.upper):
-        return Curves(spent=spent, profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
+        return Curves(spent=spent)
     fit = None
     try:
         if answer.accountant in _QUICK:
@@ -333,9 +292,8 @@ def curves(
     except (AccountingError, UnsupportedEvent):
         # Only ε at one δ is known; what that says of an attacker is drawn from it.
         found, points, deltas = [], [], []
-    epsilon = answer.interval.upper
     # Both are lower bounds on the false negative rate; the larger one holds.
-    least = [1 - max_true_positive_rate(epsilon=epsilon, delta=delta, false_positive_rate=rate) for rate in _RATES]
+    least = [missed for _, missed in bounds_from_epsilon(answer.interval.upper, delta).trade_off]
     least = [max(pair) for pair in zip(least, found or least, strict=True)]
     return Curves(
         spent=spent,
@@ -371,21 +329,18 @@ def bounds_from_epsilon(epsilon: float, delta: float) -> Curves:
     """The trade-off curve of which only ε and δ are known."""
     least = [1 - max_true_positive_rate(epsilon=epsilon, delta=delta, false_positive_rate=rate) for rate in _RATES]
     trade_off = () if math.isinf(epsilon) else tuple(zip(_RATES, least, strict=True))
-    return Curves(spent=(), profile=(), trade_off=trade_off, gaussian_mu=None, gaussian_regret=None)
+    return Curves(trade_off=trade_off)
 
 
 def worst_case(alternatives: Sequence[Curves]) -> Curves:
     """Curves that bound each of several mechanisms, of which one applies to a unit: pointwise the worst."""
     trade_offs = [dict(found.trade_off) for found in alternatives]
     if not all(trade_offs):
-        return Curves(spent=(), profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
+        return Curves()
     profiles = [found.profile[0][1] for found in alternatives if found.profile]
     return Curves(
-        spent=(),
         profile=((0.0, max(profiles)),) if len(profiles) == len(alternatives) else (),
         trade_off=tuple((rate, min(found[rate] for found in trade_offs)) for rate in _RATES),
-        gaussian_mu=None,
-        gaussian_regret=None,
     )
 
 
@@ -402,23 +357,20 @@ def _spent(
 ) -> tuple[EpsilonPoint, ...]:
     """ε over the steps charged: what the transcript says where it says it, otherwise computed at a few steps."""
     points = [
-        EpsilonPoint(steps=place, epsilon=line.epsilon)
-        for place, line in enumerate(lines, 1)
+        EpsilonPoint(steps=number, epsilon=line.epsilon)
+        for number, line in enumerate(lines, 1)
         if line.epsilon is not None
     ]
     # Where many steps share one upper bound it is tight at the last of them: only that one is drawn.
     written = [point for point, later in pairwise(points) if point.epsilon != later.epsilon] + points[-1:]
     if len(points) < min(_FEWEST_POINTS, len(lines)):
         wanted = sorted({math.ceil(len(lines) * k / _FEWEST_POINTS) for k in range(1, _FEWEST_POINTS + 1)})
-        events = [line.event for line in lines]
+        heads = [(count, compose([line.event for line in lines[:count]])) for count in wanted]
         written = [
             EpsilonPoint(
-                steps=count,
-                epsilon=accounting.epsilon(
-                    compose(events[:count]), delta, neighboring_relation=neighboring_relation
-                ).upper,
+                steps=count, epsilon=accounting.epsilon(head, delta, neighboring_relation=neighboring_relation).upper
             )
-            for count in wanted
+            for count, head in heads
         ]
     if len(written) > _MOST_POINTS:
         last = len(written) - 1

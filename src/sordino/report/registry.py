@@ -1,133 +1,40 @@
 """A draft entry for the public registry of differential privacy deployments, as YAML.
 
-The model below follows the registry's public schema (opendp/deployments-registry-data), in its own words: tier 1 says
-what the product is, tier 2 what is promised, tier 3 how. Fields that the registry added later are left out, so a draft
-fits both. A draft states what the run states; what only the curator knows is a placeholder, named in the head comment.
+The entry follows the registry's public schema (opendp/deployments-registry-data): tier 1 says what the product is,
+tier 2 what is promised, tier 3 how. Fields that the registry added later are left out, so a draft fits both. A draft
+states what the run states; what only the curator knows is a placeholder, named in the head comment.
 """
 
 import re
 from datetime import date
-from typing import Annotated, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
 
 from sordino.definitions import NeighboringRelation, format_upper_bound
 from sordino.errors import InvalidArgument
 from sordino.report.formatting import format_value, percent_up
 from sordino.report.schema import Report
 
-__all__ = ["Entry", "entry", "registry_yaml"]
+__all__ = ["registry_yaml"]
 
 _NOT_STATED = "not stated"
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Curator(_Part):
-    """Who publishes the product."""
-
-    data_curator_name: str
-    data_curator_type: Literal["Government", "Industry", "Nonprofit"]
-
-
-class Basic(_Part):
-    """Tier 1."""
-
-    name: str
-    data_curators: Annotated[tuple[Curator, ...], Field(min_length=1)]
-    description: str
-    intended_use: str
-    data_product_type: Literal[
-        "Summary statistics", "Machine learning model", "Dataset", "Synthetic data", "Interactive API", "SQL queries"
-    ]
-    data_product_region: str
-    data_product_sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None
-    publication_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
-
-
-class Variant(_Part):
-    """Tier 2; domain and unprotected quantities are tier 3."""
-
-    variant_name: Literal["Pure DP", "Approximate DP", "Zero-concentrated DP", "Renyi DP", "Custom"]
-    data_domain: str
-    unprotected_quantities: str
-
-
-class Parameters(_Part):
-    """Numbers of the guarantee, never rounded below themselves."""
-
-    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    delta: Annotated[float, Field(ge=0, le=1)] | None
-
-
-class RegistryPrivacyLoss(_Part):
-    """Tier 2; details are tier 3."""
-
-    privacy_unit: str
-    privacy_unit_details: str
-    number_of_privacy_units: int | None
-    privacy_parameters: Parameters
-    privacy_parameters_details: str
-
-
-class Deployment(_Part):
-    """Tier 2; trust is tier 3."""
-
-    model_name: Literal["Local", "Central", "Shuffle", "Federated", "Varies"]
-    trust_assumptions: str
-    release_type: Literal["One release", "Many releases"]
-    data_source_type: Literal["Static", "Dynamic"]
-    access_type: Literal["Interactive", "Non-interactive"]
-
-
-class Implementation(_Part):
-    """Tier 3."""
-
-    preprocessing_and_hyperparameter_tuning: str
-    mechanisms: str
-    composition: str
-    post_processing: str
-    justification: str
-    utility: str
-    additional_information: str
-
-
-class Administrative(_Part):
-    """About the entry itself."""
-
-    status: Literal["Draft"]
-    registry_authors: Annotated[tuple[str, ...], Field(min_length=1)]
-    tier: Literal[1, 2, 3]
-
-
-class Body(_Part):
-    """The entry without its address."""
-
-    basic: Basic
-    dp_variant: Variant
-    privacy_loss: RegistryPrivacyLoss
-    deployment_model: Deployment
-    implementation: Implementation
-    administrative: Administrative
-
-
-class Entry(_Part):
-    """One deployment in the registry."""
-
-    url_slug: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
-    deployment: Body
+_CURATORS = ("Government", "Industry", "Nonprofit")
+_SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance", None)
 
 
 def registry_yaml(report: Report) -> str:
     """The draft as YAML, with a comment that names every placeholder.
 
     Raises:
-        InvalidArgument: the run is not for release.
+        InvalidArgument: the run is not for release, or a text for the registry is not one of those it knows.
     """
-    body = entry(report).model_dump(mode="json", exclude_none=True)
+    if report.not_for_release:
+        raise InvalidArgument(
+            f"run must be fit for release to be registered, got one that is not: {report.not_for_release} "
+            "Train again without a seed and with noise."
+        )
+    body = _without_none(_entry(report))
     said = report.registry
     open_fields = {
         "curator": "data_curator_name",
@@ -147,54 +54,49 @@ def registry_yaml(report: Report) -> str:
     return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100)
 
 
-def entry(report: Report) -> Entry:
-    """The draft entry of a run.
+def _without_none(body: dict[str, Any]) -> dict[str, Any]:
+    """The entry without what is not stated."""
+    stated = {name: value for name, value in body.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in stated.items()}
 
-    Raises:
-        InvalidArgument: the run is not for release, or a text for the registry is not one of those it knows.
-    """
-    if report.not_for_release:
-        raise InvalidArgument(
-            f"run must be fit for release to be registered, got one that is not: {report.not_for_release} "
-            "Train again without a seed and with noise."
-        )
+
+def _entry(report: Report) -> dict[str, Any]:
     said = report.registry
-    try:
-        return Entry.model_validate(
-            {
-                "url_slug": re.sub(r"[^a-z0-9]+", "-", (said.get("name") or report.name).lower()).strip("-") or "run",
-                "deployment": {
-                    "basic": _basic(report),
-                    "dp_variant": _variant(report),
-                    "privacy_loss": _loss(report),
-                    "deployment_model": {
-                        "model_name": "Central",
-                        "trust_assumptions": report.trust,
-                        "release_type": "One release",
-                        "data_source_type": "Static",
-                        "access_type": "Non-interactive",
-                    },
-                    "implementation": _implementation(report),
-                    "administrative": {
-                        "status": "Draft",
-                        "registry_authors": [said.get("registry_author", _NOT_STATED)],
-                        "tier": 3,
-                    },
-                },
-            }
-        )
-    except ValueError as error:
-        raise InvalidArgument(
-            "registry must name a curator_type of Government, Industry or Nonprofit, and a sector of Technology, "
-            "Healthcare, Education, Government, Energy or Finance, got others. Correct the run's facts."
-        ) from error
+    return {
+        "url_slug": re.sub(r"[^a-z0-9]+", "-", (said.get("name") or report.name).lower()).strip("-") or "run",
+        "deployment": {
+            "basic": _basic(report),
+            "dp_variant": _variant(report),
+            "privacy_loss": _loss(report),
+            "deployment_model": {
+                "model_name": "Central",
+                "trust_assumptions": report.trust,
+                "release_type": "One release",
+                "data_source_type": "Static",
+                "access_type": "Non-interactive",
+            },
+            "implementation": _implementation(report),
+            "administrative": {
+                "status": "Draft",
+                "registry_authors": [said.get("registry_author", _NOT_STATED)],
+                "tier": 3,
+            },
+        },
+    }
 
 
 def _basic(report: Report) -> dict[str, object]:
     said = report.registry
+    curator_type, sector = said.get("curator_type", "Industry"), said.get("sector")
+    published = report.started[:10] or date.min.isoformat()
+    if curator_type not in _CURATORS or sector not in _SECTORS or not re.fullmatch(r"\d{4}-\d{2}-\d{2}", published):
+        raise InvalidArgument(
+            "registry must name a curator_type of Government, Industry or Nonprofit, and a sector of Technology, "
+            "Healthcare, Education, Government, Energy or Finance, got others. Correct the run's facts."
+        )
     curator = {
         "data_curator_name": said.get("curator") or report.declarations.owner or _NOT_STATED,
-        "data_curator_type": said.get("curator_type", "Industry"),
+        "data_curator_type": curator_type,
     }
     facts = dict(report.data)
     model = dict(report.training).get("model", "machine learning")
@@ -205,8 +107,8 @@ def _basic(report: Report) -> dict[str, object]:
         "intended_use": said.get("intended_use") or report.declarations.purpose or _NOT_STATED,
         "data_product_type": "Machine learning model",
         "data_product_region": said.get("region", _NOT_STATED),
-        "data_product_sector": said.get("sector"),
-        "publication_date": report.started[:10] or date.min.isoformat(),
+        "data_product_sector": sector,
+        "publication_date": published,
     }
 
 

@@ -131,13 +131,19 @@ def _epsilon(axes: "Axes", report: Report) -> None:
 def _accuracy(axes: "Axes", report: Report) -> None:
     _title(axes, "Accuracy on public test records")
     rows = list(reversed(report.utility.accuracy))
-    for place, item in enumerate(rows):
-        axes.barh(place, 1.0, height=0.3, color=COLORS["hair"])
-        axes.barh(place, item.value, height=0.3, color=COLORS["accent"] if item.is_private_model else COLORS["mute"])
-        axes.text(0, place + 0.24, item.name, color=COLORS["ink"], fontsize=13)
+    for position, item in enumerate(rows):
+        axes.barh(position, 1.0, height=0.3, color=COLORS["hair"])
+        axes.barh(position, item.value, height=0.3, color=COLORS["accent"] if item.is_private_model else COLORS["mute"])
+        axes.text(0, position + 0.24, item.name, color=COLORS["ink"], fontsize=13)
         weight = "bold" if item.is_private_model else "normal"
         axes.text(
-            1.0, place + 0.24, f"{100 * item.value:.1f} %", color=COLORS["ink"], fontsize=13, ha="right", weight=weight
+            1.0,
+            position + 0.24,
+            f"{100 * item.value:.1f} %",
+            color=COLORS["ink"],
+            fontsize=13,
+            ha="right",
+            weight=weight,
         )
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.5, max(len(rows), 2) - 0.4)

@@ -175,11 +175,11 @@ class Curves(ReportModel):
         gaussian_regret: how much that curve overstates an attacker's true positive rate at most, where tried.
     """
 
-    spent: tuple[EpsilonPoint, ...]
-    profile: tuple[tuple[float, Share], ...]
-    trade_off: tuple[tuple[Share, Share], ...]
-    gaussian_mu: Real | None
-    gaussian_regret: Real | None
+    spent: tuple[EpsilonPoint, ...] = ()
+    profile: tuple[tuple[float, Share], ...] = ()
+    trade_off: tuple[tuple[Share, Share], ...] = ()
+    gaussian_mu: Real | None = None
+    gaussian_regret: Real | None = None
 
 
 class AttackBounds(ReportModel):
