@@ -9,10 +9,8 @@ correlated noise for the steps that come twice. A budget that adapts has spent w
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,7 +18,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
-from sordino.randomness import KeyedRNG
 from sordino.runs.transcript import write_bytes
 from sordino.training.checkpoint import (
     from_bytes,
@@ -53,17 +50,6 @@ class _Engine(Protocol):
     def guarantee(self, delta: float) -> Guarantee: ...
 
     def private_model(self, module: nn.Module) -> PrivateModel | None: ...
-
-
-@dataclass
-class _Descent:
-    """The name of an engine's own segment, and what it took over from others."""
-
-    name: str = field(default_factory=lambda: KeyedRNG().commitment)
-    earlier: _Charges = field(default_factory=dict)
-
-
-_DESCENTS: WeakKeyDictionary[_Engine, _Descent] = WeakKeyDictionary()
 
 
 def save_checkpoint(  # noqa: D417 (self is the engine)
@@ -212,18 +198,13 @@ def _relation(engine: _Engine) -> str:
 
 def _saved_charges(engine: _Engine) -> dict[str, dict[str, int]]:
     """Everything charged, by segment: events as JSON, with their counts."""
-    descent = _DESCENTS.setdefault(engine, _Descent())
-    own = _charged(engine)
-    for part in descent.earlier.values():
-        own.subtract(part)
-    return {name: dict(part) for name, part in (descent.earlier | {descent.name: +own}).items()}
-
-
-def _charged(engine: _Engine) -> Counter[str]:
-    charged: Counter[str] = Counter()
+    own: Counter[str] = Counter()
     for event, times in cast("list[tuple[object, int]]", engine.state_dict()["history"]):
-        charged[json.dumps(event, sort_keys=True)] += times
-    return charged
+        own[json.dumps(event, sort_keys=True)] += times
+    for part in engine.journal.earlier_segments.values():
+        own.subtract(part)
+    segments = engine.journal.earlier_segments | {engine.journal.segment: +own}
+    return {name: dict(part) for name, part in segments.items()}
 
 
 def _read_saved_charges(facts: Mapping[str, object]) -> _Charges:
@@ -258,8 +239,8 @@ def _joined(charges: _Charges, others: Sequence[_Charges]) -> _Charges:
 
 def name_alike(engine: _Engine) -> None:
     """Give the engine's own segment one name in all processes: charges that rank zero wrote are each one's own."""
-    descent = _DESCENTS.setdefault(engine, _Descent())
-    descent.name = get_distributed_context().broadcast_from_rank_zero(lambda: descent.name)
+    journal = engine.journal
+    journal.segment = get_distributed_context().broadcast_from_rank_zero(lambda: journal.segment)
 
 
 def _stand(facts: Mapping[str, object]) -> tuple[object, int]:
@@ -279,12 +260,10 @@ def _facts_of(file: Path) -> dict[str, object] | None:
 
 
 def _take_over(engine: _Engine, charges: _Charges) -> None:
-    descent = _DESCENTS.setdefault(engine, _Descent())
-    more: Counter[str] = Counter()
+    journal, more = engine.journal, Counter[str]()
     for name, part in charges.items():
-        if name == descent.name:
-            continue
-        known = descent.earlier.get(name, Counter())
-        more.update(part - known)
-        descent.earlier[name] = known | part
+        if name != journal.segment:
+            known = journal.earlier_segments.get(name, Counter())
+            more.update(part - known)
+            journal.earlier_segments[name] = known | part
     engine.load_state_dict({"schema": 1, "history": [[json.loads(event), times] for event, times in more.items()]})

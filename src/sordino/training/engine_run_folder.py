@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,25 @@ _LOG = logging.getLogger(__name__)
 
 # Which journal of this process has a folder open: another one that needs it takes it over.
 _OPEN: "WeakValueDictionary[Path, Journal]" = WeakValueDictionary()
+
+
+@dataclass
+class _OpenFolder:
+    """The folder that a journal has open, if any, and the process that opened it."""
+
+    folder: RunFolder | None = None
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is open, in the process that opened it."""
+        return self.folder is not None and self.process == os.getpid()
+
+    def close(self) -> None:
+        """Close it: a worker that was forked leaves it alone."""
+        if self.folder is not None and self.is_here:
+            folder, self.folder = self.folder, None
+            folder.close()
 
 
 @dataclass
@@ -121,12 +141,18 @@ class Journal:
 
     Args:
         charges: the engine's own record; what a folder held before is added to it.
+
+    Attributes:
+        segment: name of the engine's own charges, which no other engine has.
+        earlier_segments: what it took over from others: events as JSON, with their counts, by the segment's name.
     """
 
     def __init__(self, charges: ChargeLog) -> None:
+        self.segment = KeyedRNG().commitment
+        self.earlier_segments: dict[str, Counter[str]] = {}
         self._charges = charges
         self._models: list[JournaledModel] = []
-        self._holder: dict[str, object] = {"folder": None, "process": os.getpid()}
+        self._open = _OpenFolder()
         self._choose: Callable[[], Path] | None = None
         self._cut_off: Callable[[], Path | None] | None = None
         self._path: Path | None = None
@@ -135,7 +161,7 @@ class Journal:
         self.plans: list[Plan] = []
         self.seeded = self.diagnosed = self.has_foreign_charges = False
         self._budget: object = None
-        finalize(self, _close, self._holder)
+        finalize(self, _close, self._open)
 
     # --- opening -------------------------------------------------------------------------------------------------
 
@@ -147,7 +173,7 @@ class Journal:
     @property
     def is_writing(self) -> bool:
         """Whether the folder is open, in the process that opened it."""
-        return self._holder["folder"] is not None and self._holder["process"] == os.getpid()
+        return self._open.is_here
 
     @property
     def is_set(self) -> bool:
@@ -196,17 +222,9 @@ class Journal:
                 "Make a new engine with the run folder."
             )
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            self._path = path
-            try:
-                self._resume()
-            except BaseException:
-                self._path = None
-                raise
+            self._resume_in(path)
         else:
             self.will_create(lambda: path, None, **facts)
-        return self._known_facts()
-
-    def _known_facts(self) -> dict[str, object]:
         return {
             "charged": self._charges.state_dict(),
             "plans": [plan.to_json() for plan in self.plans],
@@ -236,18 +254,22 @@ class Journal:
 
     def _folder(self) -> RunFolder:
         """The folder, open for writing."""
-        folder = cast("RunFolder | None", self._holder["folder"])
-        if folder is not None:
-            return folder
-        if self._path is None:
-            return self._create()
-        return self._resume()
+        if self._open.folder is not None:
+            return self._open.folder
+        return self._create() if self._path is None else self._resume(self._path)
 
     def _create(self) -> RunFolder:
         assert self._choose is not None
         cut_off = None if self._cut_off is None else self._cut_off()
         if cut_off is not None:
-            return self._join(cut_off)
+            folder = self._resume_in(cut_off)
+            _LOG.warning(
+                "going on in %s, whose run never ended: all that it charged is charged to this one too. For an account "
+                "of its own end each run, or name another folder.",
+                cut_off,
+            )
+            self._flush(folder)
+            return folder
         first = self._models[0]
         facts = {
             "id": KeyedRNG().commitment,
@@ -269,34 +291,28 @@ class Journal:
         self._path = path
         self._hold(folder)
         self._budget = first.budget
-        for model in self._models:
-            self._known += model.flush(folder, diagnosed=self.diagnosed)
+        self._flush(folder)
         return folder
 
-    def _join(self, path: Path) -> RunFolder:
-        """Go on in the folder of a run that never ended: what it has charged is charged here too."""
+    def _flush(self, folder: RunFolder) -> None:
+        for model in self._models:
+            self._known += model.flush(folder, diagnosed=self.diagnosed)
+
+    def _resume_in(self, path: Path) -> RunFolder:
+        """Go on in a folder from now on: what it has charged is charged here too."""
         self._path = path
         try:
-            folder = self._resume()
+            return self._resume(path)
         except BaseException:
             self._path = None
             raise
-        _LOG.warning(
-            "going on in %s, whose run never ended: all that it charged is charged to this one too. For an account of "
-            "its own end each run, or name another folder.",
-            path,
-        )
-        for model in self._models:
-            self._known += model.flush(folder, diagnosed=self.diagnosed)
-        return folder
 
-    def _resume(self) -> RunFolder:
-        assert self._path is not None
-        other = _OPEN.get(self._path.resolve())
+    def _resume(self, path: Path) -> RunFolder:
+        other = _OPEN.get(path.resolve())
         if other is not None and other is not self:
             # Two engines of one process take turns: each is charged what the other wrote.
             other.let_go()
-        folder = RunFolder.resume(self._path)
+        folder = RunFolder.resume(path)
         try:
             self._take_over(folder)
         except BaseException:
@@ -306,15 +322,12 @@ class Journal:
         return folder
 
     def _hold(self, folder: RunFolder) -> None:
-        self._holder["folder"], self._holder["process"] = folder, os.getpid()
+        self._open.folder, self._open.process = folder, os.getpid()
         _OPEN[folder.path.resolve()] = self
 
     def let_go(self) -> None:
         """Close the folder; it is opened again when a step comes."""
-        folder = cast("RunFolder | None", self._holder["folder"])
-        if folder is not None and self._holder["process"] == os.getpid():
-            self._holder["folder"] = None
-            folder.close()
+        self._open.close()
 
     def _take_over(self, folder: RunFolder) -> None:
         """Charge the lines that are not known here."""
@@ -418,17 +431,17 @@ class Journal:
 
     def sync(self) -> None:
         """Have the disk hold all that was charged; call it before anything is shown or saved."""
-        folder = cast("RunFolder | None", self._holder["folder"])
-        if folder is not None:
-            folder.sync()
+        if self._open.folder is not None:
+            self._open.folder.sync()
 
     def note(self) -> dict[str, object]:
         """What a checkpoint says of the run that it belongs to, in plain JSON types; the disk holds the run then."""
         if not self.is_set or (self._path is None and not self._models):
             return {"schema": 1, "run": None}
         self._check_there()
-        opened = cast("RunFolder | None", self._holder["folder"])
-        folder = opened or (RunFolder.open(self._path) if self._path is not None else self._folder())
+        folder = self._open.folder
+        if folder is None:
+            folder = self._folder() if self._path is None else RunFolder.open(self._path)
         folder.sync()
         return {
             "schema": 1,
@@ -478,8 +491,8 @@ def find_run_folder(note: Mapping[str, object], near: Sequence[str | Path], *, w
         raise InvalidArgument(f"{what} must say which run it belongs to, got none: what was spent is not known.")
     if note["run"] is None:
         return None
-    for place in near:
-        for base in (Path(place).absolute(), *Path(place).absolute().parents):
+    for folder in near:
+        for base in (Path(folder).absolute(), *Path(folder).absolute().parents):
             runs = base / RUN_FOLDERS
             for path in (base, runs / str(note["run"]), *sorted(runs.glob("*"))):
                 if (path / "run.json").is_file() and _id_of(path) == note.get("id"):
@@ -511,10 +524,7 @@ def _body(plan: Plan) -> dict[str, object]:
     return cast("dict[str, object]", json.loads(plan.to_json()))
 
 
-def _close(holder: dict[str, object]) -> None:
-    """At the end of the engine, in the process that opened the folder: a worker that was forked leaves it alone."""
-    folder = cast("RunFolder | None", holder["folder"])
-    if folder is not None and holder["process"] == os.getpid():
-        # A folder that is being deleted meanwhile, at the end of a process, is no error.
-        with suppress(OSError):
-            folder.close()
+def _close(opened: _OpenFolder) -> None:
+    """At the end of the engine. A folder that is being deleted meanwhile, at the end of a process, is no error."""
+    with suppress(OSError):
+        opened.close()

@@ -74,7 +74,7 @@ from sordino.training.run_writer import (
     RunWriter,
     TrainingState,
     get_diagnostics,
-    open_distributed_run_writer,
+    open_run_writer,
     require_unused_key,
 )
 
@@ -316,14 +316,14 @@ def fit(
     ranks.broadcast_module(model)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
-    writer = open_distributed_run_writer(
-        ranks,
+    writer = open_run_writer(
         plan,
         run_folder=run_folder,
         resume_from=resume_from,
         every=checkpoint_every,
         diagnostics=diagnostics,
         adaptive=adaptive,
+        ranks=ranks,
     )
     try:
         loop = _FitLoop(

@@ -55,7 +55,6 @@ __all__ = [
     "TrainingState",
     "commit_to_batch",
     "get_diagnostics",
-    "open_distributed_run_writer",
     "open_run_writer",
     "require_unused_key",
 ]
@@ -317,84 +316,6 @@ class RunWriter:
             shutil.rmtree(self.folder.path)
 
 
-def open_run_writer(
-    plan: Plan,
-    *,
-    run_folder: RunFolder | str | Path | None,
-    resume_from: str | Path | None,
-    every: int | None,
-    diagnostics: str | None = None,
-    adaptive: AdaptiveBudgetRun | None = None,
-) -> RunWriter | None:
-    """The record that `fit` was asked for, or None.
-
-    Raises:
-        InvalidArgument: both a new run and one to resume, checkpoints without a run, a run of another plan or budget,
-            or one that is finished.
-    """
-    facts = None if adaptive is None else adaptive.facts()
-    if every is not None:
-        checks.integer(1, checkpoint_every=every)
-    if run_folder is not None and resume_from is not None:
-        raise InvalidArgument(
-            "resume_from must be None for a new run, got both. Give run_folder=… to begin, resume_from=… to resume."
-        )
-    if resume_from is not None:
-        _check_budget(RunFolder.open(resume_from), facts)
-        _check_unfinished(RunFolder.open(resume_from), plan)
-        return RunWriter(RunFolder.resume(resume_from), plan, every=every, is_new=False, adaptive=adaptive)
-    if run_folder is None:
-        if every is not None:
-            raise InvalidArgument(
-                "checkpoint_every must be None without a run, got a number. Give run_folder=… a folder."
-            )
-        return None
-    if isinstance(run_folder, RunFolder):
-        _check_budget(run_folder, facts)
-        _check_plan(run_folder, plan)
-        return RunWriter(run_folder, plan, every=every, is_new=True, adaptive=adaptive)
-    said = {"diagnostics": diagnostics, "budget": facts}
-    meta = {name: value for name, value in said.items() if value is not None}
-    folder = RunFolder.create(run_folder, plan=plan.to_json(), meta=meta)
-    return RunWriter(folder, plan, every=every, is_new=True, adaptive=adaptive)
-
-
-def _check_budget(folder: RunFolder, facts: Mapping[str, object] | None) -> None:
-    written = folder.meta.get("budget")
-    if written != facts:
-        raise InvalidArgument(
-            f"budget must be that of the run folder, {written}, got {facts}. Give the same AdaptiveBudget, or begin a "
-            "new run by the path of its folder."
-        )
-
-
-def _check_plan(folder: RunFolder, plan: Plan) -> None:
-    if differing := _differing(folder.plan, plan):
-        raise InvalidArgument(
-            f"plan must be that of the run folder, got one that differs in {', '.join(differing)}. "
-            "Use Plan.from_json on the folder's plan.json, or begin a new run."
-        )
-
-
-def _differing(written: object, plan: Plan) -> list[str]:
-    """Names of fields that differ. Earlier schemas lack fields that are null when they are not used."""
-    body, given = written if isinstance(written, dict) else {}, json.loads(plan.to_json())
-    names = (body.keys() | given.keys()) - {"schema"}
-    return sorted(name for name in names if body.get(name) != given.get(name))
-
-
-def _check_unfinished(folder: RunFolder, plan: Plan) -> None:
-    _check_plan(folder, plan)
-    reached = max((line.step + 1 for line in folder), default=0)
-    if folder.guarantee is not None and reached >= plan.steps:
-        raise InvalidArgument(f"run must be unfinished to be resumed, got {str(folder.path)!r}, which is complete.")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The run folder of a run in several processes: the first one writes it, the others follow.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class _Followed(RunWriter):
     """A run that another process writes: its checkpoint is loaded here too, and nothing is written.
 
@@ -436,37 +357,40 @@ class _Followed(RunWriter):
         """Nothing was begun here."""
 
 
-def open_distributed_run_writer(
-    ranks: DistributedContext,
+def open_run_writer(
     plan: Plan,
     *,
     run_folder: RunFolder | str | Path | None,
     resume_from: str | Path | None,
     every: int | None,
-    diagnostics: str | None,
-    adaptive: AdaptiveBudgetRun | None,
+    diagnostics: str | None = None,
+    adaptive: AdaptiveBudgetRun | None = None,
+    ranks: DistributedContext | None = None,
 ) -> RunWriter | None:
-    """`open_run_writer` in the first process; the others only read a run that is resumed, from the same disk.
+    """The record that was asked for, or None.
 
-    Those of a sharded model help to write every run.
+    Of several processes the first one writes it; the others only read a run that is resumed, from the same disk. Those
+    of a sharded model help to write every run.
+
+    Raises:
+        InvalidArgument: both a new run and one to resume, checkpoints without a run, a run of another plan or budget,
+            or one that is finished.
     """
+    ranks = DistributedContext() if ranks is None else ranks
     if ranks.shards is not None:
         ranks.require_same(
             run_folder=run_folder is not None, resume_from=resume_from is not None, checkpoint_every=every
         )
     made: list[RunWriter | None] = []
-    ranks.broadcast_from_rank_zero(
-        lambda: made.append(
-            open_run_writer(
-                plan,
-                run_folder=run_folder,
-                resume_from=resume_from,
-                every=every,
-                diagnostics=diagnostics,
-                adaptive=adaptive,
-            )
-        )
-    )
+
+    def write() -> None:
+        folder = _folder_to_write(plan, run_folder, resume_from, every, diagnostics, adaptive)
+        if folder is None:
+            made.append(None)
+        else:
+            made.append(RunWriter(folder, plan, every=every, is_new=resume_from is None, adaptive=adaptive))
+
+    ranks.broadcast_from_rank_zero(write)
     if made:
         return made[0]
     if resume_from is not None:
@@ -476,6 +400,58 @@ def open_distributed_run_writer(
         return None
     path = run_folder.path if isinstance(run_folder, RunFolder) else run_folder
     return _Followed(RunFolder.open(path), plan, every=every, is_new=True)
+
+
+def _folder_to_write(
+    plan: Plan,
+    run_folder: RunFolder | str | Path | None,
+    resume_from: str | Path | None,
+    every: int | None,
+    diagnostics: str | None,
+    adaptive: AdaptiveBudgetRun | None,
+) -> RunFolder | None:
+    budget = None if adaptive is None else adaptive.facts()
+    if every is not None:
+        checks.integer(1, checkpoint_every=every)
+        if run_folder is None and resume_from is None:
+            raise InvalidArgument(
+                "checkpoint_every must be None without a run, got a number. Give run_folder=… a folder."
+            )
+    if run_folder is not None and resume_from is not None:
+        raise InvalidArgument(
+            "resume_from must be None for a new run, got both. Give run_folder=… to begin, resume_from=… to resume."
+        )
+    existing = run_folder if isinstance(run_folder, RunFolder) else None
+    existing = existing if resume_from is None else RunFolder.open(resume_from)
+    if existing is not None and existing.meta.get("budget") != budget:
+        raise InvalidArgument(
+            f"budget must be that of the run folder, {existing.meta.get('budget')}, got {budget}. Give the same "
+            "AdaptiveBudget, or begin a new run by the path of its folder."
+        )
+    if existing is not None and (differing := _differing(existing.plan, plan)):
+        raise InvalidArgument(
+            f"plan must be that of the run folder, got one that differs in {', '.join(differing)}. "
+            "Use Plan.from_json on the folder's plan.json, or begin a new run."
+        )
+    if existing is not None and resume_from is not None:
+        reached = max((line.step + 1 for line in existing), default=0)
+        if existing.guarantee is not None and reached >= plan.steps:
+            raise InvalidArgument(
+                f"run must be unfinished to be resumed, got {str(existing.path)!r}, which is complete."
+            )
+        return RunFolder.resume(resume_from)
+    if existing is not None or run_folder is None or isinstance(run_folder, RunFolder):
+        return existing
+    said = {"diagnostics": diagnostics, "budget": budget}
+    meta = {name: value for name, value in said.items() if value is not None}
+    return RunFolder.create(run_folder, plan=plan.to_json(), meta=meta)
+
+
+def _differing(written: object, plan: Plan) -> list[str]:
+    """Names of fields that differ. Earlier schemas lack fields that are null when they are not used."""
+    body, given = written if isinstance(written, dict) else {}, json.loads(plan.to_json())
+    names = (body.keys() | given.keys()) - {"schema"}
+    return sorted(name for name in names if body.get(name) != given.get(name))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

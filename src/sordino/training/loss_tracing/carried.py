@@ -7,10 +7,10 @@ copies of its results (`CrossBatchState`), and the settings, state and parameter
 without asking, as ``torch.tensor(x.mean(0))`` does.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from weakref import ReferenceType, ref
 
 import torch
@@ -24,10 +24,10 @@ from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.pytree import tensors_in, tree_leaves
 
 __all__ = [
+    "BatchTag",
     "CrossBatchState",
     "FIRST_BATCHES",
     "OptimizerSettingsWatch",
-    "Place",
     "batch_tag",
     "compares_values",
     "counts_records",
@@ -48,21 +48,21 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-Place = tuple[int, int]
-"""(step, chunk) of the batch that a tensor belongs to."""
+BatchTag = tuple[int, int]
+"""(step, microbatch) of the batch that a tensor belongs to."""
 
 _TAG = "_sordino_chunk"
 _PUBLIC = "_sordino_public"
 
 
-def tag_batch(batch: object, place: Place) -> None:
-    """Mark the batch's own tensors with their place."""
+def tag_batch(batch: object, tag: BatchTag) -> None:
+    """Mark the batch's own tensors."""
     for tensor in tensors_in(batch):
-        setattr(tensor, _TAG, place)
+        setattr(tensor, _TAG, tag)
 
 
-def batch_tag(tensor: Tensor) -> Place | None:
-    """The place of the batch that `tensor` is known to belong to, None when nothing is known."""
+def batch_tag(tensor: Tensor) -> BatchTag | None:
+    """The tag of the batch that `tensor` is known to belong to, None when nothing is known."""
     return getattr(tensor, _TAG, None)
 
 
@@ -226,9 +226,9 @@ def _memory(tensor: Tensor) -> StorageWeakRef | None:
         return None
 
 
-def _check_not_part_of(module: nn.Module, place: int) -> None:
+def _check_not_part_of(module: nn.Module, address: int) -> None:
     held = [*module.named_parameters(), *module.named_buffers()]
-    names = sorted(name for name, tensor in held if place and storage_address(tensor) == place)
+    names = sorted(name for name, tensor in held if address and storage_address(tensor) == address)
     if names:
         raise CoupledRecords(
             f"{', '.join(names)} must not be written to by the loop, got values of the batch: what a module stores "
@@ -247,6 +247,7 @@ def _check_not_part_of(module: nn.Module, place: int) -> None:
 _PRIVATE = (TaintedFloat, TaintedInt, TracedTensor)
 # What an optimizer's setting or a tensor is known by, without reading a tensor's values.
 _Known = list[object]
+_Held = list[tuple[dict[str, Tensor | None], str]]
 
 
 class OptimizerSettingsWatch:
@@ -260,7 +261,7 @@ class OptimizerSettingsWatch:
     def __init__(self, optimizer: Optimizer, carried: CrossBatchState) -> None:
         self._optimizer, self._carried = optimizer, carried
         # Where the module holds its parameters and buffers: a dictionary, and a name in it.
-        self._places: list[tuple[dict[str, Tensor | None], str]] = []
+        self._held: _Held = []
         self._seen: _Known | None = None
         self._state: _Known = []
         self._memory: list[object] | None = None
@@ -275,7 +276,7 @@ class OptimizerSettingsWatch:
         """Watch the parameters and buffers of `module` from the next batch on; of None, none."""
         parts = () if module is None else module.modules()
         held = [vars(part)[kind] for part in parts for kind in ("_parameters", "_buffers")]
-        self._places = [(tensors, name) for tensors in held for name in tensors]
+        self._held = [(tensors, name) for tensors in held for name in tensors]
         self._memory = self._bits = None
 
     def check_unchanged(self, *, begins: bool, rows: int) -> None:
@@ -286,7 +287,7 @@ class OptimizerSettingsWatch:
             CoupledRecords: something holds what came from a batch.
         """
         self._refuse_private()
-        now = _settings(self._optimizer)
+        now = _known_settings(self._optimizer)
         if not begins and now != self._seen:
             raise NonPrivateStep(
                 "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
@@ -296,13 +297,13 @@ class OptimizerSettingsWatch:
             if self._seen is not None and now != self._seen:
                 self._refuse_told()
             self._refuse_counts(now, rows)
-        self._seen, self._state = now, _state(self._optimizer)
-        memory = _memory_of(self._places)
+        self._seen, self._state = now, _known_state(self._optimizer)
+        memory = _memory_of(self._held)
         if self._memory is not None:
             self._refuse_copies(self._memory, memory)
         self._memory = memory
         if begins:
-            self._bits = _fingerprints(self._places) if compares_values(self._batches) else None
+            self._bits = _fingerprints(self._held) if compares_values(self._batches) else None
             self._batches += 1
 
     def check(self) -> None:
@@ -314,13 +315,13 @@ class OptimizerSettingsWatch:
         """
         self._refuse_private()
         for what, before, now in (
-            ("the optimizer's settings", self._seen, _settings(self._optimizer)),
-            ("the optimizer's state", self._state, _state(self._optimizer)),
-            ("parameters and buffers", self._memory, _memory_of(self._places)),
+            ("the optimizer's settings", self._seen, _known_settings(self._optimizer)),
+            ("the optimizer's state", self._state, _known_state(self._optimizer)),
+            ("parameters and buffers", self._memory, _memory_of(self._held)),
         ):
             if before is not None and before != now:
                 raise _changed(what)
-        if self._bits is not None and any(_changed_places(self._bits, _fingerprints(self._places))):
+        if self._bits is not None and any(_have_changed(self._bits, _fingerprints(self._held))):
             raise _changed("parameters and buffers")
 
     def check_hooks(self, gradients: Sequence[Tensor | None]) -> None:
@@ -335,33 +336,34 @@ class OptimizerSettingsWatch:
             isinstance(held, TracedTensor) or self._carried.was_written(held) for held in gradients if held is not None
         ):
             raise _private("gradients")
-        if self._seen is not None and self._seen != _settings(self._optimizer):
+        if self._seen is not None and self._seen != _known_settings(self._optimizer):
             raise _changed("the optimizer's settings")
 
     def stepped(self) -> None:
         """The optimizer has taken its step: what changed by it is released."""
-        self._memory = _memory_of(self._places)
-        self._bits = None if self._bits is None else _fingerprints(self._places)
+        self._memory = _memory_of(self._held)
+        self._bits = None if self._bits is None else _fingerprints(self._held)
 
     def _refuse_private(self) -> None:
         """Refuse settings and state that carry a batch's notes, or lie in memory that a batch was written to."""
-        for value in _values(self._optimizer):
+        states = (state for state in self._optimizer.state.values() if isinstance(state, dict))
+        held = itertools.chain.from_iterable(state.values() for state in states)
+        for value in itertools.chain(_settings(self._optimizer), held):
             if isinstance(value, _PRIVATE) or (isinstance(value, Tensor) and self._carried.was_written(value)):
                 raise _private("the optimizer's settings and state")
 
     def _refuse_copies(self, before: list[object], now: list[object]) -> None:
         """Refuse a parameter or buffer that the loop set to a result of a batch since the step."""
         bits = self._bits
-        written = repeat(False) if bits is None else _changed_places(bits, _fingerprints(self._places))
-        for (tensors, name), old, new, is_written in zip(self._places, before, now, written, strict=False):
+        written = itertools.repeat(False) if bits is None else _have_changed(bits, _fingerprints(self._held))
+        for (tensors, name), old, new, is_written in zip(self._held, before, now, written, strict=False):
             tensor = tensors.get(name)
             if (old != new or is_written) and tensor is not None and self._carried.is_copy(tensor):
                 raise _private("parameters and buffers")
 
     def _refuse_told(self) -> None:
         """Refuse settings that are a number read from a batch; a device would have to be waited for."""
-        groups = ({**group, "params": ()} for group in self._optimizer.param_groups)
-        for value in (leaf for group in groups for whole in group.values() for leaf in _leaves(whole)):
+        for value in _settings(self._optimizer):
             single = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
             number = value.item() if single and isinstance(value, Tensor) else value
             if isinstance(number, float) and self._carried.is_told(number):
@@ -419,34 +421,26 @@ def _leaves(value: object) -> Iterator[object]:
         yield value
 
 
-def _values(optimizer: Optimizer) -> Iterator[object]:
-    """Every setting and every entry of the state."""
+def _settings(optimizer: Optimizer) -> Iterator[object]:
+    """Every setting."""
     for group in optimizer.param_groups:
         for name, value in group.items():
             if name != "params":
                 yield from _leaves(value)
-    for state in optimizer.state.values():
-        yield from state.values() if isinstance(state, dict) else ()
 
 
 def _known(value: object) -> object:
-    """A tensor by its place and torch's count of changes, other objects than plain ones by their place."""
+    """A tensor by its identity and torch's count of changes, other objects than plain ones by their identity."""
     if isinstance(value, Tensor):
         return id(value), value._version
     return value if isinstance(value, int | float | str | None) else id(value)
 
 
-def _settings(optimizer: Optimizer) -> _Known:
-    return [
-        _known(value)
-        for group in optimizer.param_groups
-        for name, whole in group.items()
-        if name != "params"
-        for value in _leaves(whole)
-    ]
+def _known_settings(optimizer: Optimizer) -> _Known:
+    return list(map(_known, _settings(optimizer)))
 
 
-def _state(optimizer: Optimizer) -> _Known:
+def _known_state(optimizer: Optimizer) -> _Known:
     return [
         (name, _known(value))
         for state in optimizer.state.values()
@@ -456,29 +450,27 @@ def _state(optimizer: Optimizer) -> _Known:
     ]
 
 
-def _memory_of(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[object]:
-    return [_place_of(tensors.get(name)) for tensors, name in places]
+def _memory_of(held: _Held) -> list[object]:
+    """What each tensor is known by: the object, where it lies, and torch's count of its changes."""
+    tensors = [tensors.get(name) for tensors, name in held]
+    return [None if tensor is None else (id(tensor), _address(tensor), tensor._version) for tensor in tensors]
 
 
-def _fingerprints(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[Tensor | None]:
-    held = [tensors.get(name) for tensors, name in places]
-    return [None if tensor is None else readable_fingerprint(tensor) for tensor in held]
-
-
-def _changed_places(before: Sequence[Tensor | None], now: Sequence[Tensor | None]) -> list[bool]:
-    """For each tensor whether its bits are others than before; what can't be read, or is elsewhere now, is not."""
-    pairs = zip(before, now, strict=True)
-    known = [old is not None and new is not None and old.device == new.device for old, new in pairs]
-    return [
-        is_known and not torch.equal(old, new)  # pyright: ignore[reportArgumentType]
-        for is_known, old, new in zip(known, before, now, strict=True)
-    ]
-
-
-def _place_of(tensor: Tensor | None) -> object:
-    if tensor is None:
-        return None
+def _address(tensor: Tensor) -> int:
     try:
-        return id(tensor), tensor.data_ptr(), tensor._version
+        return tensor.data_ptr()
     except (RuntimeError, NotImplementedError):
-        return id(tensor), 0, tensor._version  # It has no memory of its own.
+        return 0  # It has no memory of its own.
+
+
+def _fingerprints(held: _Held) -> list[Tensor | None]:
+    tensors = [tensors.get(name) for tensors, name in held]
+    return [None if tensor is None else readable_fingerprint(tensor) for tensor in tensors]
+
+
+def _have_changed(before: Sequence[Tensor | None], now: Sequence[Tensor | None]) -> list[bool]:
+    """For each tensor whether its bits are others than before; what can't be read, or is elsewhere now, is not."""
+    return [
+        old is not None and new is not None and old.device == new.device and not torch.equal(old, new)
+        for old, new in zip(before, now, strict=True)
+    ]

@@ -434,7 +434,7 @@ class LossTracer:
         self._given, self._has_drawn = [], False
         if self.tape is not None:
             for holder, tensor in self._kept:
-                marked = self.tape.adopt(tensor)
+                marked = self.tape.wrap(tensor)
                 if _exchange(holder, tensor, marked):
                     self._marked.append((holder, tensor, marked))
             self.tape.close()

@@ -43,7 +43,7 @@ from sordino.training.loss_tracing.traced_tensor import (
 from sordino.training.optimizer_checks import is_private_parameter
 from sordino.training.probing.probe_runner import graph_leaves
 from sordino.training.probing.snapshots import readable_fingerprint
-from sordino.training.probing.torch_modes import with_public_divisor
+from sordino.training.probing.torch_modes import Args, Function, with_public_divisor
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves, tree_map
 
 __all__ = [
@@ -122,7 +122,7 @@ def _check_no_metric_scheduler() -> None:
 
 
 class ValueRef:
-    """A value's place on the tape. Not a dataclass: those are containers to `tree_map`."""
+    """A value's number on the tape. Not a dataclass: those are containers to `tree_map`."""
 
     __slots__ = ("number",)
 
@@ -136,17 +136,28 @@ class StaleValue:
     __slots__ = ()
 
 
+class _Arguments(NamedTuple):
+    """Arguments of a call, with slots for values of the tape.
+
+    `leaves` are all that are not containers, also those in slices; `is_sized` says that a number read from values is
+    among them.
+    """
+
+    args: object
+    kwargs: object
+    leaves: list[object]
+    is_sized: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class TracedCall:
     """One noted call.
 
     Args:
         function: what was called.
-        args: positional arguments, with slots for values of the tape.
-        kwargs: arguments by name.
-        leaves: every argument that is not a container, also those in slices.
+        given: on which arguments.
         results: the slot of each tensor in the result, in order, or that of the number.
-        place: how many calls and reads came before.
+        index: how many calls and reads came before.
         grad_enabled: whether gradients were on.
         autocast: device type and type of autocast, if it was on.
         writes: the memory that was changed in place, or None.
@@ -154,22 +165,24 @@ class TracedCall:
         is_broken: whether an argument took part in autograd by something that is not on the tape.
     """
 
-    function: Callable[..., object]
-    args: object
-    kwargs: object
-    leaves: tuple[object, ...]
-    results: tuple[int, ...]
-    place: int
-    grad_enabled: bool
-    autocast: tuple[str, torch.dtype] | None
+    function: Function
+    given: _Arguments
+    results: Sequence[int]
+    index: int
+    grad_enabled: bool = False
+    autocast: tuple[str, torch.dtype] | None = None
     writes: int | None = None
     is_number: bool = False
     is_broken: bool = False
 
+    @property
+    def leaves(self) -> list[object]:
+        """Every argument that is not a container."""
+        return self.given.leaves
+
     def run(self, value_of: Callable[[object], object]) -> object:
         """Call again with the values of a replay."""
-        args = map_values(value_of, self.args)
-        kwargs = map_values(value_of, self.kwargs)
+        args, kwargs = map_values(value_of, self.given.args), map_values(value_of, self.given.kwargs)
         assert isinstance(args, tuple)
         assert isinstance(kwargs, dict)
         with ExitStack() as stack:
@@ -214,7 +227,7 @@ def map_values(function: Callable[[object], object], arguments: object) -> objec
     return tree_map(mapped, arguments)
 
 
-def declared_targets(function: Callable[..., object], tensors: Sequence[Tensor], out: object) -> list[Tensor]:
+def declared_targets(function: Function, tensors: Sequence[Tensor], out: object) -> list[Tensor]:
     """The tensors that a function of torch changes: the first of its `tensors`, or those of ``out=``."""
     name = getattr(function, "__name__", "")
     in_place = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
@@ -233,7 +246,7 @@ _BY_VALUES = frozenset(
 _MASKS = (torch.bool, torch.uint8)
 
 
-def has_data_dependent_size(function: Callable[..., object], tensors: Sequence[Tensor], arguments: int) -> bool:
+def has_data_dependent_size(function: Function, tensors: Sequence[Tensor], arguments: int) -> bool:
     """Whether the shape of what a function of torch makes of so many arguments may depend on more than shapes."""
     name = getattr(function, "__name__", "")
     if name in _BY_VALUES or (name == "where" and arguments == 1):
@@ -253,9 +266,9 @@ def record_rows(tensor: Tensor) -> int:
     return tensor.size(0)
 
 
-def size_at(tensor: Tensor, place: int) -> int:
+def size_at(tensor: Tensor, dim: int) -> int:
     """The size of one dimension."""
-    return tensor.size(place)
+    return tensor.size(dim)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -274,7 +287,7 @@ class ExternalTensor:
 
     Args:
         value: the tensor.
-        place: of its first use on the tape.
+        index: of its first use on the tape.
         slot: on the tape, if it takes other values in a replay.
         rowed: whether it has as many rows as there are records.
         is_free: whether its rows may be those of records: all alike, or drawn by chance within the batch.
@@ -288,7 +301,7 @@ class ExternalTensor:
     """
 
     value: Tensor
-    place: int
+    index: int
     slot: int | None = None
     rowed: bool = False
     is_free: bool = True
@@ -332,6 +345,25 @@ class ExternalTensor:
             return False
         return bool((self.value == self.fill).all()) if self._written is None else self._is_untouched()
 
+    def stand_in(self, records: int, reading: "Reading") -> Tensor:
+        """What stands for it, where it has a slot but is no input, at the start of a replay of `records` records."""
+        value, is_constant = self.value.detach(), reading == "constants"
+        if self.column is not None and (not self.rowed or reading == "columns"):
+            if not self.is_filled():
+                return value.clone() if self.rowed or not self.was_written else torch.ones_like(value)
+            shape = list(value.shape)
+            shape[self.column] = shape[self.column] if is_constant else records
+            return value.new_full(shape, self.fill)
+        if not self.rowed:
+            # It is written to later on; what it holds by now was written by the real batch.
+            return torch.ones_like(value)
+        if self.first_row is not None and self.is_free:
+            rows = len(value) if is_constant else records
+            return self.first_row.expand(rows, *value.shape[1:]).clone()
+        if is_constant or not (self.is_free or self.counts_records()):
+            return value.clone()
+        return torch.arange(records, device=value.device, dtype=value.dtype)
+
     def _is_untouched(self) -> bool:
         """Whether it was only written to by calls that the tape has seen."""
         version, bits = self._written or (-1, None)
@@ -362,24 +394,23 @@ class ExternalTensors:
         """The entry of `value`, if it was seen before."""
         return self._found.get(id(value))
 
-    def add(self, value: Tensor, place: int, *, is_stale: bool, is_constant: bool) -> ExternalTensor:
+    def add(self, value: Tensor, index: int, *, is_stale: bool, is_constant: bool) -> ExternalTensor:
         """A new entry; a tensor with a row a record takes a slot, unless it is known to be constant."""
-        fits = value.dim() > 0 and value.size(0) == self._records
         varies = not value.requires_grad and not is_constant
-        rowed = fits and varies
-        column = self._column(value) if varies and not is_stale else None
-        slot = self._new_slot() if rowed or column is not None else None
-        found = ExternalTensor(value=value, place=place, rowed=rowed, slot=slot, is_stale=is_stale, column=column)
-        if column is not None:
-            found.fill = float(value.detach().flatten()[0])
+        rowed = varies and value.dim() > 0 and value.size(0) == self._records
+        found = ExternalTensor(value=value, index=index, rowed=rowed, is_stale=is_stale)
+        if varies and not is_stale and self._is_filled(value):
+            found.column, found.fill = value.shape.index(self._records, 1), float(value.detach().flatten()[0])
+        if rowed or found.column is not None:
+            found.slot = self._new_slot()
         self._found[id(value)] = found
         return found
 
-    def _column(self, value: Tensor) -> int | None:
+    def _is_filled(self, value: Tensor) -> bool:
+        """Whether it is all zeros or all ones, with the records in another dimension than the first."""
         if value.is_complex() or not value.numel() or self._records not in value.shape[1:]:
-            return None
-        filled = bool((value == 0).all()) or bool((value == 1).all())
-        return value.shape.index(self._records, 1) if filled else None
+            return False
+        return bool((value == 0).all()) or bool((value == 1).all())
 
     def readings(self) -> list[Reading]:
         """How they may be read, the likeliest first."""
@@ -393,30 +424,6 @@ class ExternalTensors:
         chosen = [one for one in self if one.rowed and one.is_free and reading != "constants"]
         chosen = [one for one in chosen if one.column is None or reading != "columns"]
         return [one for one in chosen if one.first_row is None and not one.counts_records()]
-
-    def late(self, place: int) -> list[ExternalTensor]:
-        """Those that were first used after `place`."""
-        return [one for one in self if one.place > place]
-
-    @staticmethod
-    def start_of(found: ExternalTensor, records: int, reading: Reading) -> Tensor:
-        """What stands for one with a slot, but no input, at the start of a replay of `records` records."""
-        value, is_constant = found.value.detach(), reading == "constants"
-        if found.column is not None and (not found.rowed or reading == "columns"):
-            if not found.is_filled():
-                return value.clone() if found.rowed or not found.was_written else torch.ones_like(value)
-            shape = list(value.shape)
-            shape[found.column] = shape[found.column] if is_constant else records
-            return value.new_full(shape, found.fill)
-        if not found.rowed:
-            # It is written to later on; what it holds by now was written by the real batch.
-            return torch.ones_like(value)
-        if found.first_row is not None and found.is_free:
-            rows = len(value) if is_constant else records
-            return found.first_row.expand(rows, *value.shape[1:]).clone()
-        if is_constant or not (found.is_free or found.counts_records()):
-            return value.clone()
-        return torch.arange(records, device=value.device, dtype=value.dtype)
 
 
 def has_equal_rows(value: Tensor) -> bool:
@@ -465,7 +472,7 @@ class OperationTrace:
 
     Args:
         records: number of records in it.
-        on_backward: called with the tape and the loss's place on it before the backward pass runs.
+        on_backward: called with the tape and the loss's slot on it before the backward pass runs.
         carried: what the loop carries from batch to batch.
 
     Attributes:
@@ -495,7 +502,7 @@ class OperationTrace:
         self._carried = CrossBatchState() if carried is None else carried
         self._on_backward = on_backward
         self._calls: list[TracedCall] = []
-        self._slots = self._places = 0
+        self._slots = self._index = 0
         self._inputs: list[int] = []
         self._outsiders = ExternalTensors(records, self._new_slot)
         # By slot: the node of autograd that made the value, and the memory it lies in.
@@ -506,9 +513,9 @@ class OperationTrace:
         self._escaped: int | None = None
         self._disclosed: int | None = None
 
-    def _next_place(self) -> int:
-        self._places += 1
-        return self._places
+    def _next_index(self) -> int:
+        self._index += 1
+        return self._index
 
     def _new_slot(self) -> int:
         self._slots += 1
@@ -519,13 +526,13 @@ class OperationTrace:
 
         Args:
             batch: as the loader gave it.
-            padded: the places of tensors whose shape follows the longest record.
+            padded: the indices of tensors whose shape follows the longest record.
         """
         with not_noting():
-            taped = map_tensors(self._wrap, batch)
-            for place, tensor in enumerate(tensors_in(taped)):
+            taped = map_tensors(self.wrap, batch)
+            for index, tensor in enumerate(tensors_in(taped)):
                 if isinstance(tensor, TracedTensor):
-                    tensor.sized_by_values = place in padded
+                    tensor.sized_by_values = index in padded
         self._inputs = [slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None]
         return taped
 
@@ -539,13 +546,7 @@ class OperationTrace:
 
     # --- calls of torch ------------------------------------------------------------------------------------------
 
-    def call(
-        self,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        tensors: Sequence[Tensor],
-    ) -> object:
+    def call(self, function: Function, args: Args, kwargs: Mapping[str, object], tensors: Sequence[Tensor]) -> object:
         """Call a function of torch, note the call, and return its result as taped tensors.
 
         Args:
@@ -560,35 +561,55 @@ class OperationTrace:
                     self._outsider(target).begin_write()
             return self._note(function, args, kwargs, with_public_divisor(function, args, kwargs), tensors)
 
-    def note(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
-    ) -> object:
+    def note(self, function: Function, args: Args, kwargs: Mapping[str, object], result: object) -> object:
         """Note a call that was made already, as of the module, and return its result as taped tensors."""
         with not_noting():
             return self._note(function, args, kwargs, result, list(tensors_in((args, kwargs))))
 
     def _note(
-        self,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        result: object,
-        tensors: Sequence[Tensor],
+        self, function: Function, args: Args, kwargs: Mapping[str, object], result: object, tensors: Sequence[Tensor]
     ) -> object:
         if result is not None and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             return self._note_value(function, args, kwargs, result)
         for target in self._outside_targets(function, kwargs, tensors):
             self._write_to(target)
         if not self.is_open:
-            taped = map_tensors(self._wrap, result)
+            taped = map_tensors(self.wrap, result)
             self._remember(tensors_in(taped))
             return taped
-        return self._note_call(function, args, kwargs, result, tensors)
+        name = getattr(function, "__name__", "")
+        targets = declared_targets(function, tensors, kwargs.get("out"))
+        device = tensors[0].device.type if tensors else "cpu"
+        given = self._noted_all(self._with_rows_counted(function, args), kwargs)
+        broken = any(self._is_broken(tensor) for tensor in tensors if all(tensor is not target for target in targets))
+        taped = map_tensors(self.wrap, result)
+        made = [tensor for tensor in tree_leaves(taped) if isinstance(tensor, TracedTensor)]
+        self._remember(made)
+        sized = given.is_sized or has_data_dependent_size(function, tensors, len(args) + len(kwargs))
+        for tensor in made:
+            tensor.keeps_values = tensor.keeps_values and name not in _SHAPES_ONLY
+            tensor.sized_by_values = tensor.sized_by_values or sized
+        # An argument that was changed in place has another node now.
+        for tensor in [*made, *(tensors if targets else ())]:
+            slot = self._slot_of(tensor)
+            if slot is not None:
+                self._nodes[slot] = tensor.grad_fn
+        self._calls.append(
+            TracedCall(
+                function=function,
+                given=given,
+                results=[slot for tensor in made if (slot := self._slot_of(tensor)) is not None],
+                index=self._next_index(),
+                grad_enabled=torch.is_grad_enabled(),
+                autocast=(device, torch.get_autocast_dtype(device)) if is_autocast(device) else None,
+                writes=storage_address(targets[0]) if targets else None,
+                is_broken=broken,
+            )
+        )
+        return taped
 
     @staticmethod
-    def _outside_targets(
-        function: Callable[..., object], kwargs: Mapping[str, object], tensors: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _outside_targets(function: Function, kwargs: Mapping[str, object], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors from outside into which the call writes values of the batch."""
         targets = declared_targets(function, tensors, kwargs.get("out"))
         tells = targets and any(one.keeps_values for one in tensors if isinstance(one, TracedTensor))
@@ -603,80 +624,31 @@ class OperationTrace:
             found.end_write()
         self._carried.write(target)
 
-    def _note_call(
-        self,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        result: object,
-        tensors: Sequence[Tensor],
-    ) -> object:
-        name = getattr(function, "__name__", "")
-        targets = declared_targets(function, tensors, kwargs.get("out"))
-        device = tensors[0].device.type if tensors else "cpu"
-        noted = self._noted_all(self._with_rows_counted(function, args), kwargs)
-        broken = any(self._is_broken(tensor) for tensor in tensors if all(tensor is not target for target in targets))
-        taped = map_tensors(self._wrap, result)
-        made = [tensor for tensor in tree_leaves(taped) if isinstance(tensor, TracedTensor)]
-        self._remember(made)
-        sized = noted.is_sized or has_data_dependent_size(function, tensors, len(args) + len(kwargs))
-        for tensor in made:
-            tensor.keeps_values = tensor.keeps_values and name not in _SHAPES_ONLY
-            tensor.sized_by_values = tensor.sized_by_values or sized
-        # An argument that was changed in place has another node now.
-        for tensor in [*made, *(tensors if targets else ())]:
-            slot = self._slot_of(tensor)
-            if slot is not None:
-                self._nodes[slot] = tensor.grad_fn
-        self._write_down(
-            function,
-            noted,
-            results=[slot for tensor in made if (slot := self._slot_of(tensor)) is not None],
-            grad_enabled=torch.is_grad_enabled(),
-            autocast=(device, torch.get_autocast_dtype(device)) if is_autocast(device) else None,
-            writes=storage_address(targets[0]) if targets else None,
-            is_broken=broken,
-            is_number=False,
-        )
-        return taped
-
-    def _write_down(
-        self,
-        function: Callable[..., object],
-        noted: "_Noted",
-        *,
-        results: Sequence[int],
-        grad_enabled: bool = False,
-        autocast: tuple[str, torch.dtype] | None = None,
-        writes: int | None = None,
-        is_number: bool = True,
-        is_broken: bool = False,
-    ) -> None:
-        self._calls.append(
-            TracedCall(
-                function=function,
-                args=noted.args,
-                kwargs=noted.kwargs,
-                leaves=tuple(noted.leaves),
-                results=tuple(results),
-                place=self._next_place(),
-                grad_enabled=grad_enabled,
-                autocast=autocast,
-                writes=writes,
-                is_number=is_number,
-                is_broken=is_broken,
-            )
-        )
-
-    def note_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
-        """Note what a module is called on, and return its place: a replay gives (args, kwargs) there."""
+    def note_arguments(self, args: Args, kwargs: Mapping[str, object]) -> int:
+        """Note what a module is called on, and return its slot: a replay gives (args, kwargs) there."""
         with not_noting():
-            slot, noted = self._new_slot(), self._noted_all(args, kwargs)
-            broken = any(self._is_broken(tensor) for tensor in tensors_in((args, kwargs)))
-            self._write_down(_arguments, noted, results=[slot], grad_enabled=torch.is_grad_enabled(), is_broken=broken)
+            slot, given = self._new_slot(), self._noted_all(args, kwargs)
+            call = TracedCall(
+                function=_both,
+                given=given,
+                results=[slot],
+                index=self._next_index(),
+                grad_enabled=torch.is_grad_enabled(),
+                is_number=True,
+                is_broken=any(self._is_broken(tensor) for tensor in tensors_in((args, kwargs))),
+            )
+            self._calls.append(call)
         return slot
 
-    def _with_rows_counted(self, function: Callable[..., object], args: tuple[object, ...]) -> tuple[object, ...]:
+    def _note_computation(self, function: Function, args: Args) -> int:
+        """Note a computation whose result is a number, or no tensor, and return its slot."""
+        slot, given = self._new_slot(), self._noted_all(args, {})
+        self._calls.append(
+            TracedCall(function=function, given=given, results=[slot], index=self._next_index(), is_number=True)
+        )
+        return slot
+
+    def _with_rows_counted(self, function: Function, args: Args) -> Args:
         """Arguments of an indexing in which plain numbers 0, 1, … up to the last of a dimension are noted as all of it.
 
         ``scores[range(len(scores)), labels]`` holds as many numbers as there are rows, without notes.
@@ -685,11 +657,11 @@ class OperationTrace:
             return args
         tensor, index = args[0], args[1]
         parts = list(index) if isinstance(index, tuple) else [index]
-        for place, part in enumerate(parts):
-            if part is None or part is Ellipsis or _is_mask(part) or place >= tensor.dim():
+        for dim, part in enumerate(parts):
+            if part is None or part is Ellipsis or _is_mask(part) or dim >= tensor.dim():
                 break
-            if _is_all_of(part, tensor.size(place)):
-                parts[place] = ValueRef(self._write_down_number(_all_of, (tensor, place)))
+            if _is_all_of(part, tensor.size(dim)):
+                parts[dim] = ValueRef(self._note_computation(_all_of, (tensor, dim)))
         return (tensor, tuple(parts) if isinstance(index, tuple) else parts[0], *args[2:])
 
     def _remember(self, results: Iterable[Tensor]) -> None:
@@ -703,11 +675,8 @@ class OperationTrace:
         for tensor in tensors:
             self._carried.remember(tensor)
 
-    def adopt(self, tensor: Tensor) -> Tensor:
-        """A tensor that the module made of the batch and kept, as one of the batch."""
-        return self._wrap(tensor)
-
-    def _wrap(self, tensor: Tensor) -> Tensor:
+    def wrap(self, tensor: Tensor) -> Tensor:
+        """A tensor made of the batch, with notes."""
         if isinstance(tensor, TracedTensor) and tensor.tape is self:
             return tensor
         taped = without_trace(tensor).as_subclass(TracedTensor)
@@ -726,7 +695,7 @@ class OperationTrace:
         found = self._outsiders.get(value)
         if found is None:
             stale, constant = self._carried.was_written(value), self._carried.is_constant(value)
-            found = self._outsiders.add(value, self._next_place(), is_stale=stale, is_constant=constant)
+            found = self._outsiders.add(value, self._next_index(), is_stale=stale, is_constant=constant)
             if found.slot is not None:
                 self._memory[found.slot] = storage_address(value)
         return found
@@ -738,7 +707,7 @@ class OperationTrace:
             return False
         return tensor.grad_fn is not (None if slot is None else self._nodes.get(slot))
 
-    def _noted_all(self, args: object, kwargs: Mapping[str, object]) -> "_Noted":
+    def _noted_all(self, args: object, kwargs: Mapping[str, object]) -> _Arguments:
         """How the arguments of a call stand on the tape."""
         leaves: list[object] = []
         sized: list[bool] = []
@@ -749,7 +718,7 @@ class OperationTrace:
             leaves.append(self._noted(leaf))
             return leaves[-1]
 
-        return _Noted(map_values(noted, args), map_values(noted, kwargs), leaves, any(sized))
+        return _Arguments(map_values(noted, args), map_values(noted, kwargs), leaves, any(sized))
 
     def _noted(self, value: object) -> object:
         if isinstance(value, TracedTensor) and value.tape is self:
@@ -771,9 +740,7 @@ class OperationTrace:
 
     # --- numbers, truth, and values that leave torch ----------------------------------------------------------------
 
-    def _note_value(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
-    ) -> object:
+    def _note_value(self, function: Function, args: Args, kwargs: Mapping[str, object], result: object) -> object:
         name = getattr(function, "__name__", "")
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
         counted = name in {"size", "numel", "nelement"} or owner == "shape"
@@ -796,51 +763,39 @@ class OperationTrace:
         return result
 
     def _escape(self) -> None:
-        self._escaped = self._next_place() if self._escaped is None else self._escaped
+        self._escaped = self._next_index() if self._escaped is None else self._escaped
 
     def _disclose(self) -> None:
-        self._disclosed = self._next_place() if self._disclosed is None else self._disclosed
+        self._disclosed = self._next_index() if self._disclosed is None else self._disclosed
 
     def _note_size(
-        self,
-        tensor: Tensor,
-        given: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        result: object,
-        name: str,
+        self, tensor: Tensor, given: Args, kwargs: Mapping[str, object], result: object, name: str
     ) -> object:
         """Sizes in which the records have a part, by their number or by values: they take other values in a replay."""
         if not counts_rows(tensor, self.records):
             return result
         varies = getattr(tensor, "sized_by_values", False)
         if isinstance(result, torch.Size):
-            places = range(len(result) if varies else 1)
-            noted = [self.note_number(size_at, (tensor, place), result[place], counts=not varies) for place in places]
+            dims = range(len(result) if varies else 1)
+            noted = [self.note_number(size_at, (tensor, dim), result[dim], counts=not varies) for dim in dims]
             return torch.Size((*noted, *result[len(noted) :]))  # pyright: ignore[reportArgumentType]
         if name == "size":
-            place = given[0] if given else kwargs.get("dim")
+            dim = given[0] if given else kwargs.get("dim")
             if varies:
-                return self.note_number(size_at, (tensor, place), result)
-            is_first = place in {0, -tensor.dim()}
+                return self.note_number(size_at, (tensor, dim), result)
+            is_first = dim in {0, -tensor.dim()}
             return self.note_number(record_rows, (tensor,), result, counts=True) if is_first else result
         return self.note_number(Tensor.numel, (tensor,), result, counts=not varies)
 
-    def note_number(
-        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
-    ) -> object:
+    def note_number(self, function: Function, args: Args, result: object, *, counts: bool = False) -> object:
         """Note a computation whose result is a number."""
         if isinstance(result, float):
             self._carried.tell(float.__pos__(result))
         if not self.is_open:
             return result if counts else tainted(result, self, None)
         with not_noting():
-            slot = self._write_down_number(function, args)
+            slot = self._note_computation(function, args)
         return tainted(result, self, slot, counts=counts)
-
-    def _write_down_number(self, function: Callable[..., object], args: tuple[object, ...]) -> int:
-        slot = self._new_slot()
-        self._write_down(function, self._noted_all(args, {}), results=[slot])
-        return slot
 
     def decide(self, *, counts: bool) -> None:
         """A comparison is being made: refused in the loop's own code, unless it is about sizes."""
@@ -853,7 +808,7 @@ class OperationTrace:
         self._disclose()
         # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
         if self.is_open and value not in {-1.0, 0.0, 1.0, 2.0}:
-            self._read.append((self._next_place(), float(value)))
+            self._read.append((self._next_index(), float(value)))
 
     def backward(
         self,
@@ -886,10 +841,10 @@ class OperationTrace:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def look(self, value: int, *, by_chance: Callable[[], bool]) -> LookedAt:
-        """How the value at a place was made, once for each backward pass: everything that a check of it holds for.
+        """How the value of a slot was made, once for each backward pass: everything that a check of it holds for.
 
         Args:
-            value: the place of a loss, or of arguments of the module.
+            value: the slot of a loss, or of arguments of the module.
             by_chance: whether random numbers were drawn for the batch outside the module.
 
         Raises:
@@ -899,11 +854,11 @@ class OperationTrace:
         calls = self._needed_for([value])
         self._check(calls)
         rows = self._rows_from_outside(calls, by_chance)
-        names: dict[int, int] = {slot: -place - 1 for place, slot in enumerate(self._inputs)}
+        names: dict[int, int] = {slot: -index - 1 for index, slot in enumerate(self._inputs)}
         for call in calls:
             for slot in call.results:
                 names.setdefault(slot, len(names))
-        late = [call for call in calls if self._escaped is not None and call.place > self._escaped]
+        late = [call for call in calls if self._escaped is not None and call.index > self._escaped]
         bare = [number for call in late for number in call.numbers()]
         if self.may_leave:
             used = {id(leaf): leaf for call in calls for leaf in call.leaves if isinstance(leaf, Tensor)}
@@ -947,7 +902,7 @@ class OperationTrace:
                 )
             if call.is_broken and call.grad_enabled:
                 raise _outside_graph_error() if self._has_outside_graph(call.leaves) else untraceable_loss_error()
-            read = {value for place, value in self._read if place < call.place}
+            read = {value for index, value in self._read if index < call.index}
             if read and read.intersection(call.numbers()):
                 raise CoupledRecords(
                     "loss must be made of tensors, got a number that was read from the batch (float(), int()). Keep it "
@@ -970,11 +925,11 @@ class OperationTrace:
                     "(torch.tensor(…) of a tensor or number of a batch, an attribute of the module): what it does to "
                     "other records can't be tried out. Use the result itself, .clone() or .detach()."
                 )
-        left = [place for place in (self._escaped, self._disclosed) if place is not None]
+        left = [index for index in (self._escaped, self._disclosed) if index is not None]
         if not left:
             return
-        late = [one for one in self._outsiders.late(min(left)) if not self._carried.is_constant(one.value)]
-        late = [one for one in late if one.rowed or one.slot is None]
+        late = [one for one in self._outsiders if one.index > min(left) and (one.rowed or one.slot is None)]
+        late = [one for one in late if not self._carried.is_constant(one.value)]
         by_slot = {one.slot: one.value for one in late}
         for leaf in inputs:
             value = by_slot.get(leaf.number) if isinstance(leaf, ValueRef) else leaf
@@ -1013,10 +968,10 @@ class OperationTrace:
     # --- replaying -----------------------------------------------------------------------------------------------
 
     def replay(self, loss: int, inputs: Sequence[Tensor], *, records: int) -> Tensor:
-        """Run the calls that the loss at place `loss` depends on, on other inputs.
+        """Run the calls that the loss in slot `loss` depends on, on other inputs.
 
         Args:
-            loss: the loss's place on the tape.
+            loss: the loss's slot on the tape.
             inputs: tensors of the batch, then of `outside_inputs`, with `records` rows each.
             records: number of records.
 
@@ -1028,18 +983,18 @@ class OperationTrace:
         return value
 
     def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
-        """`replay` for several values at once, by place."""
+        """`replay` for several values at once, by slot."""
         rowed = self._outsiders.inputs(self.outside)
-        places = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
-        if len(places) != len(inputs):
+        slots = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
+        if len(slots) != len(inputs):
             raise NonPrivateStep(
                 "batches must have the structure that the first record gives them, got another number of tensors. "
                 f"Let collate_fn build every batch alike. {HOW_TO_DECLARE}."
             )
-        values: dict[int, object] = dict(zip(places, inputs, strict=True))
+        values: dict[int, object] = dict(zip(slots, inputs, strict=True))
         for one in self._outsiders:
             if one.slot is not None and one.slot not in values:
-                values[one.slot] = self._outsiders.start_of(one, records, self.outside)
+                values[one.slot] = one.stand_in(records, self.outside)
 
         def value_of(noted: object) -> object:
             return values[noted.number] if isinstance(noted, ValueRef) else noted
@@ -1062,15 +1017,6 @@ class OperationTrace:
         return kept[::-1]
 
 
-class _Noted(NamedTuple):
-    """Arguments as they stand on a tape; `is_sized` says that a number read from values is among them."""
-
-    args: object
-    kwargs: object
-    leaves: list[object]
-    is_sized: bool
-
-
 def _is_mask(part: object) -> bool:
     return isinstance(part, bool) or (isinstance(part, Tensor) and part.dtype == torch.bool)
 
@@ -1082,15 +1028,15 @@ def _is_all_of(part: object, size: int) -> bool:
     if isinstance(part, np.ndarray):
         return part.dtype.kind in "iu" and part.shape == (size,) and bool((part == np.arange(size)).all())
     if isinstance(part, list):
-        return len(part) == size and all(type(one) is int and one == place for place, one in enumerate(part))
+        return len(part) == size and all(type(one) is int and one == index for index, one in enumerate(part))
     if isinstance(part, Tensor) and not isinstance(part, TracedTensor) and part.shape == (size,):
         return not part.dtype.is_floating_point and torch.equal(part.cpu(), torch.arange(size, dtype=part.dtype))
     return False
 
 
-def _all_of(tensor: Tensor, place: int) -> list[int]:
-    """All places along a dimension."""
-    return list(range(tensor.size(place)))
+def _all_of(tensor: Tensor, dim: int) -> list[int]:
+    """All positions along a dimension."""
+    return list(range(tensor.size(dim)))
 
 
 def _outside_graph_error() -> NonPrivateStep:
@@ -1103,7 +1049,7 @@ def _outside_graph_error() -> NonPrivateStep:
     )
 
 
-def _arguments(*args: object, **kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
+def _both(*args: object, **kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
     return args, kwargs
 
 

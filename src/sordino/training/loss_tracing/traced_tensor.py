@@ -2,22 +2,25 @@
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from sordino.errors import NonPrivateStep
+from sordino.training.probing.torch_modes import Args, Function, Kwargs
 from sordino.training.pytree import tensors_in
+
+if TYPE_CHECKING:
+    from sordino.training.loss_tracing.trace import OperationTrace
 
 __all__ = [
     "TaintedFloat",
     "TaintedInt",
     "TracedTensor",
-    "ValueSource",
     "leave_untraced",
     "not_noting",
     "tainted",
@@ -51,40 +54,6 @@ def trace_again(owner: object) -> None:
         config.nontraceable_tensor_subclasses.discard(TracedTensor)
 
 
-class Notes(Protocol):
-    """What a taped tensor needs of its tape."""
-
-    is_open: bool
-    records: int
-
-    def call(
-        self,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        tensors: Sequence[Tensor],
-    ) -> object:
-        """Call a function of torch on arguments with these tensors, note the call and return its result, taped."""
-        ...
-
-    def note(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
-    ) -> object:
-        """Note a call that was made and return its result as taped tensors."""
-        ...
-
-    def backward(
-        self,
-        losses: Sequence["TracedTensor"],
-        run: Callable[[bool], object],
-        *,
-        is_weighted: bool = False,
-        by_record: bool = False,
-    ) -> object:
-        """Run a backward pass after a look at the losses; `run` is called with whether its graph must be kept."""
-        ...
-
-
 class TracedTensor(Tensor):
     """A tensor of a private batch, or made from one.
 
@@ -95,19 +64,13 @@ class TracedTensor(Tensor):
         has_data_dependent_size: whether its shape depends on values.
     """
 
-    tape: Notes
+    tape: "OperationTrace"
     slot: int
     keeps_values: bool
     sized_by_values: bool
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _OF_PLAIN_TENSORS:
@@ -131,9 +94,7 @@ class TracedTensor(Tensor):
         return tape.call(func, args, kwargs, tensors)
 
 
-def _backward(
-    tape: Notes, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> object:
+def _backward(tape: "OperationTrace", function: Function, args: Args, kwargs: Mapping[str, object]) -> object:
     """A backward pass; one from weighted losses, or from a tensor off the tape, is run as not followed."""
     given = args[0] if args else kwargs.get("tensors")
     losses = list(tensors_in(given))
@@ -150,14 +111,14 @@ def _backward(
     return tape.backward(own, run, is_weighted=any(True for _ in tensors_in(weights)))
 
 
-def _retaining(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+def _retaining(args: Args, kwargs: Mapping[str, object]) -> tuple[Args, dict[str, object]]:
     """The arguments of a backward pass whose graph is kept for another."""
     if len(args) > 2:
         return (*args[:2], True, *args[3:]), dict(kwargs)
     return args, {**kwargs, "retain_graph": True}
 
 
-def _copied(args: tuple[object, ...]) -> object:
+def _copied(args: Args) -> object:
     """A deep copy: as torch makes it, noted as a clone."""
     (taped, memo) = args
     assert isinstance(taped, TracedTensor)
@@ -187,24 +148,6 @@ def without_trace(tensor: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class ValueSource(Protocol):
-    """What a number was read from: a tape."""
-
-    def note_number(
-        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
-    ) -> object:
-        """Note a computation with numbers and return its result, tainted."""
-        ...
-
-    def decide(self, *, counts: bool) -> None:
-        """A comparison, which a loop may branch on, is being made."""
-        ...
-
-    def read(self, value: float) -> None:
-        """The bare number is being read."""
-        ...
-
-
 class _Tainted:
     """Arithmetic of numbers that came from a tape.
 
@@ -214,7 +157,7 @@ class _Tainted:
         counts: whether it is a number of records, or made of such numbers and constants only.
     """
 
-    source: ValueSource
+    source: "OperationTrace"
     slot: int | None
     counts: bool
 
@@ -242,7 +185,7 @@ class TaintedInt(_Tainted, int):
     __hash__ = int.__hash__
 
 
-def tainted(value: object, source: ValueSource, slot: int | None, *, counts: bool = False) -> object:
+def tainted(value: object, source: "OperationTrace", slot: int | None, *, counts: bool = False) -> object:
     """`value` with its origin; anything but a float or an int is returned as it is."""
     if isinstance(value, bool) or not isinstance(value, float | int):
         return value

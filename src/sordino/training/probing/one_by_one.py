@@ -37,6 +37,7 @@ from sordino.training.probing.probe_runner import (
 )
 from sordino.training.probing.snapshots import DisableRandomness, SeededGenerators, random_states
 from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecords
+from sordino.training.probing.torch_modes import Args, Kwargs, Operator
 from sordino.training.pytree import tensors_in
 
 __all__ = ["NOT_CAPTURED", "check_draws", "check_one_by_one", "check_records", "is_not_captured"]
@@ -116,13 +117,7 @@ class _Draws(TorchDispatchMode):
         self.after: list[np.ndarray] = []
         self.norms: Tensor | None = None
 
-    def __torch_dispatch__(
-        self,
-        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Operator, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         found = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.of_torch = True

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from sordino.errors import CoupledRecords
 from sordino.gradients.backward_strategies import tensor_fingerprint
 from sordino.gradients.numerics import is_away, read_flags, storage_number
 from sordino.training.generators import states_undisturbed
+from sordino.training.probing.torch_modes import Args, Kwargs, Operator
 from sordino.training.pytree import tensors_in
 
 __all__ = [
@@ -229,14 +231,6 @@ def _put_back(value: object, contents: object) -> None:
 GENERATORS = ("torch", "python", "numpy")
 """The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
 
-_FILLED = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
-_REPLACED = frozenset(
-    {
-        *("bernoulli", "bernoulli_", "native_dropout", "randint", "randint_like", "random_"),
-        *("multinomial", "uniform_", "normal_"),
-    }
-)
-_CONSTANT = {"exponential_": 1.0, "log_normal_": 1.0, "cauchy_": 0.0}
 # The word of a Mersenne Twister's state whose output has all bits set; the word 0 gives the output 0.
 _ALL_BITS = 0x12DD9BB3
 # This many first draws are extreme, the others as the seed has them: loops that reject a draw come to an end.
@@ -355,85 +349,41 @@ class DisableRandomness(TorchDispatchMode):
         super().__init__()
         self.is_used = False
 
-    def __torch_dispatch__(
-        self,
-        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        if _has_no_chance(func):
-            return func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, func: Operator, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
         self.is_used |= torch.Tag.nondeterministic_seeded in func.tags
-        if name == "bernoulli_" and isinstance(args[0], Tensor):
-            return _fill(args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5))
-        if name == "bernoulli" and isinstance(args[0], Tensor):
-            return args[0].clone()
-        if name == "native_dropout" and isinstance(args[0], Tensor):
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if name in {"randint", "randint_like", "random_"}:
-            arguments = _by_name(func, args, kwargs)
-            made = args[0] if name == "random_" else func(*args, **kwargs)
-            assert isinstance(made, Tensor)
-            low, high = _limits(arguments, made)
-            return made.fill_((low + high) // 2)
-        if name == "multinomial":
-            return _likeliest(_by_name(func, args, kwargs))
-        if name in _CONSTANT and isinstance(args[0], Tensor):
-            return _fill(args[0], _CONSTANT[name])
-        if name in {"uniform_", "normal_"} and isinstance(args[0], Tensor):
-            low, high = [*args[1:3], *([0.0, 1.0][len(args) - 1 :])]
-            return _fill(args[0], low if name == "normal_" else (_number(low) + _number(high)) / 2)
-        if name in _FILLED:
-            return func(*args, **kwargs).fill_(_FILLED[name])
-        return func(*_without_dropout(func, args, kwargs), **kwargs)
+        if name not in _DRAWN or name == "randperm":
+            return func(*_without_dropout(func, args, kwargs), **kwargs)
+        arguments = _by_name(func, args, kwargs)
+        if name in _LIKELIEST:
+            return _LIKELIEST[name](arguments)
+        drawn = func(*args, **kwargs)
+        assert isinstance(drawn, Tensor)
+        device = drawn.device
+        middle = _DRAWN[name](arguments, drawn, lambda shape: torch.full(tuple(shape), 0.5, device=device))
+        return drawn.copy_(middle)
 
 
 @cache
-def _has_no_chance(func: "torch._ops.OpOverload") -> bool:  # pyright: ignore[reportPrivateUsage]
-    """Whether an operation is none of those that `DisableRandomness` changes."""
-    name = func.overloadpacket.__name__
-    return not (
-        torch.Tag.nondeterministic_seeded in func.tags
-        or name in _REPLACED.union(_CONSTANT, _FILLED)
-        or any(argument.name == "dropout_p" for argument in func._schema.arguments)  # pyright: ignore[reportPrivateUsage]
-    )
-
-
-def _without_dropout(
-    func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> tuple[object, ...]:
-    """The arguments of a fused attention with its dropout probability at 0."""
+def _dropout_argument(func: Operator) -> int | None:
+    """Which argument of a fused attention is its dropout probability."""
     names = [argument.name for argument in func._schema.arguments]  # pyright: ignore[reportPrivateUsage]
-    if "dropout_p" not in names:
+    return names.index("dropout_p") if "dropout_p" in names else None
+
+
+def _without_dropout(func: Operator, args: Args, kwargs: dict[str, object]) -> Args:
+    """The arguments of a fused attention with its dropout probability at 0; others as they are."""
+    index = _dropout_argument(func)
+    if index is None:
         return args
     if "dropout_p" in kwargs:
         kwargs["dropout_p"] = 0.0
-    place = names.index("dropout_p")
-    return (*args[:place], 0.0, *args[place + 1 :]) if place < len(args) else args
-
-
-def _likeliest(arguments: "_Arguments") -> Tensor:
-    """What is chosen most often; with replacement again and again."""
-    weights, count = arguments["self"], arguments["num_samples"]
-    assert isinstance(weights, Tensor)
-    assert isinstance(count, int)
-    if arguments["replacement"]:
-        return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).clone()
-    return weights.topk(count).indices
+    return (*args[:index], 0.0, *args[index + 1 :]) if index < len(args) else args
 
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _fill(tensor: Tensor, value: object) -> Tensor:
-    fill: Callable[..., Tensor] = tensor.copy_ if isinstance(value, Tensor) else tensor.fill_
-    return fill(value)
 
 
 # --- the same chance at the same position -----------------------------------------------------------------------------
@@ -457,7 +407,7 @@ _Arguments = Mapping[str, object]
 
 
 class ChanceByPosition(TorchDispatchMode):
-    """Inside, a random number follows from the call that draws it and from its place among those drawn there.
+    """Inside, a random number follows from the call that draws it and from its position among those drawn there.
 
     It does not follow from how many are drawn: batches padded to different lengths have the same chance at the
     positions that both have, and the longer one has further chance beyond. What a batch of the one length makes of that
@@ -490,13 +440,7 @@ class ChanceByPosition(TorchDispatchMode):
         self._is_first, self._lengths = not lengths, lengths
         self._calls.clear()
 
-    def __torch_dispatch__(
-        self,
-        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Operator, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
         if name not in _DRAWN and torch.Tag.nondeterministic_seeded not in func.tags:
@@ -528,7 +472,7 @@ class ChanceByPosition(TorchDispatchMode):
         return site, self._calls[site]
 
     def _uniform(self, call: tuple[int, int], shape: Sequence[int], like: object) -> Tensor:
-        """Numbers in (0, 1), float64, one for each place of `shape`."""
+        """Numbers in (0, 1), float64, one for each entry of `shape`."""
         device = like.device if isinstance(like, Tensor) else None
         known = tuple(shape) if self._is_first else self._shapes.get(call, tuple(shape))
         if self._is_first:
@@ -543,13 +487,14 @@ class ChanceByPosition(TorchDispatchMode):
         return ((mantissa.double() + 0.5) / (1 << _UNIFORM_BITS) + self.seed * _TURN) % 1.0
 
     def _aligned(self, index: Tensor, first: int, now: int) -> Tensor:
-        """Where places of a dimension that had the size `first` were then; places that are new come behind."""
+        """Where positions of a dimension that had the size `first` were then; positions that are new come behind."""
         for before, after in self._lengths if self._is_folded else ():
             if first % before == now % after == 0 and first // before == now // after:
-                place = index % after - (after - before if self._in_front else 0)
-                return torch.where((place >= 0) & (place < before), index // after * before + place, first + index)
-        place = index - (now - first if self._in_front else 0)
-        return torch.where(place >= 0, place, first + index)
+                position = index % after - (after - before if self._in_front else 0)
+                is_known = (position >= 0) & (position < before)
+                return torch.where(is_known, index // after * before + position, first + index)
+        position = index - (now - first if self._in_front else 0)
+        return torch.where(position >= 0, position, first + index)
 
 
 def _scrambled(words: Tensor) -> Tensor:
@@ -558,11 +503,7 @@ def _scrambled(words: Tensor) -> Tensor:
     return words
 
 
-def _by_name(
-    func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> _Arguments:
+def _by_name(func: Operator, args: Args, kwargs: Mapping[str, object]) -> _Arguments:
     declared = func._schema.arguments  # pyright: ignore[reportPrivateUsage]
     found = {one.name: one.default_value for one in declared if one.has_default_value()}
     return {**found, **{one.name: value for one, value in zip(declared, args, strict=False)}, **kwargs}
@@ -630,4 +571,33 @@ _DRAWN: dict[str, Callable[[_Arguments, Tensor, _Uniform], Tensor]] = {
     "cauchy_": lambda said, given, uniform: (
         _number(said["median"]) + _number(said["sigma"]) * torch.tan(torch.pi * (uniform(given.shape) - 0.5))
     ),
+}
+
+
+def _most_chosen(arguments: _Arguments) -> Tensor:
+    """What is chosen most often; with replacement again and again."""
+    weights, count = arguments["self"], arguments["num_samples"]
+    assert isinstance(weights, Tensor)
+    assert isinstance(count, int)
+    if arguments["replacement"]:
+        return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).clone()
+    return weights.topk(count).indices
+
+
+def _expected_coins(arguments: _Arguments) -> Tensor:
+    """The probabilities."""
+    p = arguments.get("p", arguments["self"])
+    coins = cast("Tensor", arguments["self"]).clone()
+    return coins.copy_(p) if isinstance(p, Tensor) else coins.fill_(_number(p))
+
+
+# In place of the middle of what may be drawn.
+_LIKELIEST: dict[str, Callable[[_Arguments], object]] = {
+    "bernoulli": _expected_coins,
+    "bernoulli_": lambda arguments: cast("Tensor", arguments["self"]).copy_(_expected_coins(arguments)),
+    "native_dropout": lambda arguments: (
+        cast("Tensor", arguments["input"]).clone(),
+        torch.ones_like(cast("Tensor", arguments["input"]), dtype=torch.bool),
+    ),
+    "multinomial": _most_chosen,
 }

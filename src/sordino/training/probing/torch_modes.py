@@ -1,4 +1,4 @@
-"""Mean classification losses in a private forward: divided by all their targets, a public number."""
+"""Modes of torch that look at every call in a block: class weights, bounds of indices, comparisons, cut gradients."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,31 @@ from sordino.errors import CoupledRecords
 from sordino.training.pytree import tensors_in
 
 __all__ = [
+    "Args",
     "ComparisonConstants",
+    "Function",
     "GradientCuts",
     "IndexBoundsCheck",
+    "Kwargs",
     "NoClassWeights",
+    "Operator",
     "PublicDivisor",
     "with_public_divisor",
 ]
+
+Function = Callable[..., object]
+"""A function of torch, as a `TorchFunctionMode` sees it."""
+
+Operator = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
+"""An operation of torch, as a `TorchDispatchMode` sees it."""
+
+Args = tuple[object, ...]
+Kwargs = Mapping[str, object] | None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mean classification losses in a private forward: divided by all their targets, a public number.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 _CLASS_LOSSES: dict[Callable[..., object], inspect.Signature] = {
@@ -27,9 +45,7 @@ _CLASS_LOSSES: dict[Callable[..., object], inspect.Signature] = {
 }
 
 
-def with_public_divisor(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> object:
+def with_public_divisor(function: Function, args: Args, kwargs: Mapping[str, object]) -> object:
     """Call a function of torch; a mean cross entropy or negative log likelihood divides by the number of all targets.
 
     Torch divides by the targets that are not ``ignore_index``: one record's ignored targets would scale up the gradient
@@ -45,9 +61,7 @@ def with_public_divisor(
     return total / _targets(call).numel()
 
 
-def _mean_over_targets(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> inspect.BoundArguments | None:
+def _mean_over_targets(function: Function, args: Args, kwargs: Mapping[str, object]) -> inspect.BoundArguments | None:
     """The call with its defaults, if it is one of a mean classification loss with targets that are classes."""
     signature = _CLASS_LOSSES.get(function)
     if signature is None:
@@ -69,13 +83,7 @@ def _targets(call: inspect.BoundArguments) -> Tensor:
 class PublicDivisor(TorchFunctionMode):
     """Inside, `with_public_divisor` for every call."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         # Every function of torch in a forward pass comes here.
         if func not in _CLASS_LOSSES:
             return func(*args, **(kwargs or {}))
@@ -88,13 +96,7 @@ class NoClassWeights(TorchFunctionMode):
     One record's label then scales every other record's gradient.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         call = _mean_over_targets(func, args, kwargs or {})
         weight = None if call is None else call.arguments["weight"]
         if isinstance(weight, Tensor) and weight.numel() and bool((weight != weight.flatten()[0]).any()):
@@ -116,13 +118,7 @@ class NoClassWeights(TorchFunctionMode):
 class IndexBoundsCheck(TorchDispatchMode):
     """Inside, an index outside the table it is for raises ``IndexError`` before the kernel runs."""
 
-    def __torch_dispatch__(
-        self,
-        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Operator, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         check = _CHECKS.get(func.overloadpacket.__name__)
         if check is not None:
             check(args)
@@ -224,13 +220,7 @@ class ComparisonConstants(TorchDispatchMode):
         self.integers: dict[int, None] = {}
         self.floats: dict[float, None] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Operator, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         name = func.overloadpacket.__name__
         if name in _EQUAL or name in _ORDER:
             self._compared(args, ordered=name in _ORDER)
@@ -292,28 +282,22 @@ class GradientCuts(TorchFunctionMode):
         super().__init__()
         self.found = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         if name in _HOOKING:
             self.found = True
-        elif not self.found and name not in _SHAPE_ONLY and any(map(_is_differentiated, tensors_in((args, kwargs)))):
+        elif (
+            not self.found
+            and name not in _SHAPE_ONLY
+            and any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
+        ):
             self.found = name in _READ_AS_NUMBERS or any(
                 tensor.is_floating_point() and not tensor.requires_grad for tensor in tensors_in(result)
             )
         return result
-
-
-def _is_differentiated(tensor: Tensor) -> bool:
-    return tensor.requires_grad
 
 
 def _few(values: object) -> list[float]:
