@@ -136,7 +136,7 @@ class AdaptiveBudgetRun:
                 f"filter must be renyi with sampled batches, got {self._kind!r}. Use sample_rate=1, or filter='auto'."
             )
         self._order: float | None = None
-        self._filter, self._accountant = self._made()
+        self._filter, self._accountant = self._make_filter()
         self._price(plan.step_event(0))
         self._chosen: dict[int, StepPlan] = {}
         self._last_norm: float | None = None
@@ -147,30 +147,25 @@ class AdaptiveBudgetRun:
         self._exhausted = False
         self.is_spent = False
 
-    def _made(self) -> "tuple[accounting.GDPFilter | accounting.ZCDPFilter | accounting.RDPFilter, str]":
-        epsilon, delta, neighboring_relation = self._budget.epsilon, self._plan.delta, self._plan.neighboring_relation
+    def _make_filter(self) -> "tuple[accounting.GDPFilter | accounting.ZCDPFilter | accounting.RDPFilter, str]":
+        plan = self._plan
+        bounds = {"epsilon": self._budget.epsilon, "delta": plan.delta}
         if self._kind == "gaussian":
-            return accounting.GDPFilter(
-                epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation
-            ), "Gaussian filter"
+            return accounting.GDPFilter(**bounds, neighboring_relation=plan.neighboring_relation), "Gaussian filter"
         if self._kind == "zcdp":
-            return accounting.ZCDPFilter(
-                epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation
-            ), "zCDP filter"
-        planned = self._plan.step_event(0)
+            return accounting.ZCDPFilter(**bounds, neighboring_relation=plan.neighboring_relation), "zCDP filter"
+        filters = {
+            order: accounting.RDPFilter(**bounds, order=order, neighboring_relation=plan.neighboring_relation)
+            for order in _ORDERS
+        }
+        planned = plan.step_event(0)
 
         def lasts(order: float) -> float:
-            made = accounting.RDPFilter(
-                epsilon=epsilon, delta=delta, order=order, neighboring_relation=neighboring_relation
-            )
-            cost = made.cost(planned)
-            return made.budget / cost if cost > 0 else math.inf
+            cost = filters[order].cost(planned)
+            return filters[order].budget / cost if cost > 0 else math.inf
 
-        self._order = max(_ORDERS, key=lasts)
-        made = accounting.RDPFilter(
-            epsilon=epsilon, delta=delta, order=self._order, neighboring_relation=neighboring_relation
-        )
-        return made, f"Rényi filter of order {self._order:g}"
+        self._order = max(filters, key=lasts)
+        return filters[self._order], f"Rényi filter of order {self._order:g}"
 
     def _price(self, event: Event) -> float:
         """What a step costs.

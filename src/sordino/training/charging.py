@@ -5,6 +5,7 @@ blocks that end with the epoch (`OpenCharges`). Both are driven by `PrivateRun`.
 """
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,7 +136,10 @@ class RunningEpsilon:
         self._first = self._reached = first
         self._epsilon = 0.0
         self._charges = ChargeLog() if earlier is None else earlier.copy()
-        self._total = self._after(self._all_steps())
+        whole = self._charges.copy()
+        for event in self._events(first, plan.steps):
+            whole.add(event)
+        self._total = self._after(whole)
 
     def after(self, steps: int) -> float:
         """At least the ε of the steps before `steps`, from `first` up to the plan's, and of earlier segments."""
@@ -154,12 +158,6 @@ class RunningEpsilon:
             step_charge(self._plan, step, first=self._first, repeats=self._repeats) for step in range(start, end)
         )
         return (event for event in charged if not isinstance(event, NoOp))
-
-    def _all_steps(self) -> ChargeLog:
-        charges = self._charges.copy()
-        for event in self._events(self._first, self._plan.steps):
-            charges.add(event)
-        return charges
 
     def _after(self, charges: ChargeLog) -> float:
         return accounting.epsilon(
@@ -305,11 +303,7 @@ class EpsilonTarget:
 
         if fits(len(coming)):
             return len(coming)
-        low, high = 0, len(coming)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return bisect(range(1, len(coming)), False, key=lambda count: not fits(count))
 
     def refusal(self) -> BudgetExceeded:
         """What is raised instead of a batch that does not fit."""

@@ -45,8 +45,8 @@ class _Rows:
         same_shape = len(value.shape) == len(self.shape) + 1 if any_length else tuple(value.shape[1:]) == self.shape
         return same_shape and value.shape[0] == records
 
-    def row(self, value: Sequence[object], place: int) -> object:
-        return value[place]
+    def row(self, value: Sequence[object], index: int) -> object:
+        return value[index]
 
     def empty(self, value: object) -> object:
         return value[:0].clone() if isinstance(value, Tensor) else np.asarray(value)[:0].copy()
@@ -59,8 +59,8 @@ class _Entries:
     def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:  # noqa: ARG002
         return isinstance(value, list | tuple) and len(value) == records
 
-    def row(self, value: Sequence[object], place: int) -> object:
-        return value[place]
+    def row(self, value: Sequence[object], index: int) -> object:
+        return value[index]
 
     def empty(self, value: object) -> object:
         return type(value)() if isinstance(value, list | tuple) else ()
@@ -75,7 +75,7 @@ class _Constant:
     def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:  # noqa: ARG002 (one signature)
         return same(value, self.value)
 
-    def row(self, value: object, place: int) -> object:  # noqa: ARG002
+    def row(self, value: object, index: int) -> object:  # noqa: ARG002
         return None
 
     def empty(self, value: object) -> object:  # noqa: ARG002
@@ -94,9 +94,9 @@ class _Parts:
             node.matches(found[name], records, any_length=any_length) for name, node in self.parts.items()
         )
 
-    def row(self, value: object, place: int) -> object:
+    def row(self, value: object, index: int) -> object:
         found = container_items(value)
-        return [node.row(found[name], place) for name, node in self.parts.items()]  # pyright: ignore[reportArgumentType]
+        return [node.row(found[name], index) for name, node in self.parts.items()]  # pyright: ignore[reportArgumentType]
 
     def empty(self, value: object) -> object:
         nodes = iter(self.parts.values())
@@ -117,13 +117,13 @@ class BatchLayout:
         """Whether `batch` is one of `records` records; with `any_length`, rows may have other sizes."""
         return self.root.matches(batch, records, any_length=any_length)
 
-    def row(self, batch: object, place: int) -> object:
-        """Everything that the batch holds for its record number `place`."""
-        return self.root.row(batch, place)  # pyright: ignore[reportArgumentType]
+    def row(self, batch: object, index: int) -> object:
+        """Everything that the batch holds for its record number `index`."""
+        return self.root.row(batch, index)  # pyright: ignore[reportArgumentType]
 
     @property
     def holds_tensors_of_rows_only(self) -> bool:
-        """Whether every tensor of a batch has one row a record, so that its place in the batch says which it is."""
+        """Whether every tensor of a batch has one row a record, so that its index in the batch says which it is."""
         return not _has(_Entries, self.root)
 
     def shapes(self, batch: object) -> list[tuple[int, ...]]:
@@ -150,8 +150,8 @@ class BatchLayout:
     def _differs_in_length(self, batch: object, records: int, padding: Padding) -> bool:
         if not self.matches(batch, records, any_length=True):
             return False
-        for place, (one, other) in enumerate(zip(tensors_in(self.empty), tensors_in(batch), strict=True)):
-            dims = padding.tensors[place].dims if place in padding.tensors else ()
+        for index, (one, other) in enumerate(zip(tensors_in(self.empty), tensors_in(batch), strict=True)):
+            dims = padding.tensors[index].dims if index in padding.tensors else ()
             if any(one.shape[dim] != other.shape[dim] for dim in range(1, one.dim()) if dim not in dims):
                 return False
         return True
@@ -329,12 +329,6 @@ class Collation:
         return infer_batch_layout(one, _COUNT - 1, other, _COUNT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Attempt:
-    items: list[object]
-    batch: object
-
-
 class _Trial:
     """Replaces one item after another and looks at the others' rows."""
 
@@ -368,44 +362,48 @@ class _Trial:
                 self._turn_round(whole)
 
     def _replace(self, seed: int, others: Sequence[object]) -> None:
-        """Put stand-ins in every place; and after a stand-in, another one in the next place."""
-        for place in range(_COUNT):
-            whole, _ = self._with_seed(seed, self._items)
+        """Put stand-ins at every index; and after a stand-in, another one at the next index."""
+        whole, _ = self._with_seed(seed, self._items)
+        for index in range(_COUNT):
+            neighbor = (index + 1) % _COUNT
             for number, other in enumerate(others):
-                changed = self._exchanged(seed, self._items, place, other, required=number == 0)
+                items = [*self._items[:index], other, *self._items[index + 1 :]]
+                # Strange values and lengths may be refused by the user's code; ordinary ones may not.
+                changed = self._batch(seed, items) if number == 0 else self._tried(seed, items)
                 if changed is None:
                     continue
-                self._compare(whole, changed.batch, place)
-                neighbor = (place + 1) % _COUNT
-                again = self._exchanged(seed, changed.items, neighbor, self._others[0], required=False)
+                self._compare(whole, changed, index)
+                items[neighbor] = self._others[0]
+                again = self._tried(seed, items)
                 if again is not None:
-                    self._compare(changed.batch, again.batch, neighbor)
+                    self._compare(changed, again, neighbor)
 
-    def _exchanged(
-        self, seed: int, items: Sequence[object], place: int, other: object, *, required: bool
-    ) -> "_Attempt | None":
-        exchanged = [*items[:place], other, *items[place + 1 :]]
+    def _batch(self, seed: int, items: Sequence[object]) -> object:
         try:
-            return _Attempt(items=exchanged, batch=self._with_seed(seed, exchanged)[0])
+            return self._with_seed(seed, items)[0]
         except Exception as failure:
-            # Strange values and lengths may be refused by the user's code; ordinary ones may not.
-            if required:
-                raise _does_not_run() from failure
+            raise _does_not_run() from failure
+
+    def _tried(self, seed: int, items: Sequence[object]) -> object:
+        """The batch; None where the user's code refuses these items."""
+        try:
+            return self._with_seed(seed, items)[0]
+        except Exception:
             return None
 
-    def _compare(self, whole: object, changed: object, place: int) -> None:
+    def _compare(self, whole: object, changed: object, index: int) -> None:
         if not self._layout.matches(changed, _COUNT, any_length=True):
             raise inconsistent_batch_error()
         if self._layout.shapes(whole) != self._layout.shapes(changed):
-            self._note_padding(whole, changed, place)
+            self._note_padding(whole, changed, index)
             return
         for row in range(_COUNT):
-            if row != place and not same(self._layout.row(whole, row), self._layout.row(changed, row)):
+            if row != index and not same(self._layout.row(whole, row), self._layout.row(changed, row)):
                 raise _mixes()
 
-    def _note_padding(self, whole: object, changed: object, place: int) -> None:
+    def _note_padding(self, whole: object, changed: object, index: int) -> None:
         """Where all other rows are the same and equal a constant, one item's length pads them."""
-        others = [row for row in range(_COUNT) if row != place]
+        others = [row for row in range(_COUNT) if row != index]
         # Only of tensors is the length followed any further.
         self._is_padding = self._is_padding and not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(whole))
         if not self._is_padding:
@@ -424,11 +422,7 @@ class _Trial:
     def _change_count(self, whole: object) -> None:
         """A record's row must not depend on how many others there are."""
         for count in _OTHER_COUNTS:
-            items = [self._items[place % _COUNT] for place in range(count)]
-            try:
-                batch, _ = self._with_seed(0, items)
-            except Exception as failure:
-                raise _does_not_run() from failure
+            batch = self._batch(0, [self._items[index % _COUNT] for index in range(count)])
             if not self._layout.matches(batch, count):
                 raise inconsistent_batch_error()
             for row in range(min(count, _COUNT)):
@@ -437,11 +431,8 @@ class _Trial:
                     raise _mixes()
 
     def _turn_round(self, whole: object) -> None:
-        """A record's row must not depend on its place: one record less moves all later ones."""
-        try:
-            batch, _ = self._with_seed(0, self._items[::-1])
-        except Exception as failure:
-            raise _does_not_run() from failure
+        """A record's row must not depend on its index: one record less moves all later ones."""
+        batch = self._batch(0, self._items[::-1])
         for row in range(_COUNT):
             expected = self._layout.row(whole, _COUNT - 1 - row)
             if not same(expected, self._layout.row(batch, row), rounding=_ROUNDING):

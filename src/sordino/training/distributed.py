@@ -39,6 +39,7 @@ __all__ = [
     "DistributedContext",
     "collective",
     "get_distributed_context",
+    "in_buckets",
     "parameter_shapes",
     "require_single_process",
     "unwrap_ddp",
@@ -124,7 +125,7 @@ class DistributedContext:
         """Replace each tensor by its sum over all processes, which give the same shapes in the same order."""
         if self.world_size == 1:
             return
-        for bucket in _buckets(tensors):
+        for bucket in in_buckets(tensors, lambda tensor: tensor):
             flat = torch.cat([tensor.reshape(-1).to(self.device) for tensor in bucket])
             with collective():
                 dist.all_reduce(flat)
@@ -330,16 +331,21 @@ def parameter_shapes(module: nn.Module) -> list[list[object]]:
     ]
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbors of one type, together up to 32 MB."""
-    bucket: list[Tensor] = []
+def in_buckets(
+    items: Iterable[T], tensor_of: Callable[[T], Tensor], is_alone: Callable[[T], bool] = lambda _: False
+) -> Iterator[list[T]]:
+    """Neighbors whose tensors have one type and up to 32 MB together; one that `is_alone` stays so."""
+    bucket: list[T] = []
     size = 0
-    for tensor in tensors:
-        bytes_ = tensor.numel() * tensor.element_size()
-        if bucket and (tensor.dtype != bucket[0].dtype or size + bytes_ > _BUCKET):
+    for item in items:
+        tensor, alone = tensor_of(item), is_alone(item)
+        if bucket and (alone or tensor.dtype != tensor_of(bucket[0]).dtype or size + tensor.nbytes > _BUCKET):
             yield bucket
             bucket, size = [], 0
-        bucket.append(tensor)
-        size += bytes_
+        bucket.append(item)
+        size += tensor.nbytes
+        if alone:
+            yield bucket
+            bucket, size = [], 0
     if bucket:
         yield bucket

@@ -9,6 +9,7 @@ References:
     Abadi et al. 2016, algorithm 1: the noise is added entry by entry, on the rank that holds the entry.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -22,13 +23,9 @@ from torch.distributed.tensor import DTensor, Shard
 from sordino.errors import InvalidArgument
 from sordino.mechanisms.tensor_noise import ShardGaussianMechanism, ShardSlice, TensorGaussianMechanism
 from sordino.training.accumulators import accumulation_dtype
-from sordino.training.distributed import collective
+from sordino.training.distributed import collective, in_buckets
 
 __all__ = ["ShardedModel", "find_sharded_model"]
-
-
-# Bytes that are scattered in one exchange: many small tensors would each wait for the network.
-_BUCKET = 32 << 20
 
 
 class _Group(Protocol):
@@ -61,10 +58,7 @@ class _Rows:
 
     @property
     def width(self) -> int:
-        width = 1
-        for size in self.shape[1:]:
-            width *= size
-        return width
+        return math.prod(self.shape[1:])
 
     @property
     def first(self) -> int:
@@ -83,8 +77,8 @@ class _Rows:
 
     def copy_rows_to(self, whole: Tensor, flat: Tensor) -> None:
         """Write the rows of every process into its row of `flat`, shape (ranks, each · width); the rest stays."""
-        for place, rows in zip(flat, whole.split(self.each), strict=False):
-            place[: rows.numel()].view(rows.shape).copy_(rows)
+        for part, rows in zip(flat, whole.split(self.each), strict=False):
+            part[: rows.numel()].view(rows.shape).copy_(rows)
 
 
 class ShardedModel:
@@ -191,23 +185,8 @@ class ShardedModel:
     def _buckets(
         self, parameters: Sequence[nn.Parameter], sums: Mapping[nn.Parameter, Tensor]
     ) -> Iterator[list[nn.Parameter]]:
-        """Neighbors of one type, together up to 32 MB; a parameter that is not sharded stays alone."""
-        bucket: list[nn.Parameter] = []
-        size = 0
-        for parameter in parameters:
-            bytes_ = sums[parameter].numel() * sums[parameter].element_size()
-            alone = not isinstance(self._shard[parameter], DTensor)
-            others = bucket and sums[parameter].dtype != sums[bucket[0]].dtype
-            if bucket and (alone or others or size + bytes_ > _BUCKET):
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(parameter)
-            size += bytes_
-            if alone:
-                yield bucket
-                bucket, size = [], 0
-        if bucket:
-            yield bucket
+        """What is exchanged together; a parameter that is not sharded stays alone."""
+        return in_buckets(parameters, sums.__getitem__, lambda one: not isinstance(self._shard[one], DTensor))
 
     # --- sums that are scattered while they are formed -----------------------------------------------------------
 
@@ -217,8 +196,8 @@ class ShardedModel:
 
     def agree_on_order(self, parameters: Sequence[nn.Parameter], arrived: Sequence[nn.Parameter]) -> None:
         """Exchange sums of `parameters` from now on in the order in which they `arrived` in the first process."""
-        place = {parameter: number for number, parameter in enumerate(parameters)}
-        order: list[object] = [[place[one] for one in dict.fromkeys([*arrived, *parameters])]]
+        index = {parameter: number for number, parameter in enumerate(parameters)}
+        order: list[object] = [[index[one] for one in dict.fromkeys([*arrived, *parameters])]]
         with collective():
             dist.broadcast_object_list(order, src=0, device=self._device)
         self._order, self._ordered_for = cast("list[int]", order[0]), list(map(id, parameters))

@@ -1,6 +1,4 @@
-"""AdaClip in a private step: records are transformed and clipped one by one; what is released is
-transformed back.
-"""
+"""Clipped sums that are formed record by record: in whole numbers, of units in a custom loop, of transformed gradients."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self, cast
@@ -30,6 +28,48 @@ __all__ = [
 ]
 
 
+_Rows = dict[nn.Parameter, Tensor]
+
+
+class _SelfReleased:
+    """Sums that are kept here and released by the object itself, with nothing else; bounds are the plan's.
+
+    Args:
+        capture: the model's gradients, record by record.
+    """
+
+    def __init__(self, capture: Contributions) -> None:
+        self._capture = capture
+        self._now: StepPlan | None = None
+
+    @property
+    def _step_plan(self) -> StepPlan:
+        """The values of the open logical batch."""
+        assert self._now is not None
+        return self._now
+
+    def mechanism(self) -> tuple[Self, list[Tensor]]:
+        """The object itself adds the noise; nothing else is released with it."""
+        return self, []
+
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
+        """Nothing: the bounds are the plan's."""
+
+    def state_dict(self) -> dict[str, object]:
+        """What `ClippedSumAccumulator.state_dict` says of bounds that don't adapt."""
+        return {"bounds": None}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Nothing to go on from: the bounds are the plan's."""
+
+
+def _as_rows(gradients: _Rows, parameter: nn.Parameter, count: int) -> Tensor:
+    """The gradients of `count` records as rows, in double precision; zeros of a parameter that was not used."""
+    if parameter not in gradients:
+        return torch.zeros(count, parameter.numel(), dtype=torch.float64, device=parameter.device)
+    return gradients[parameter].reshape(count, -1).double()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The clipped sum of a logical batch in whole numbers: what secure noise is added to.
 #
@@ -40,10 +80,7 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_Gradients = dict[nn.Parameter, Tensor]
-
-
-class IntegerAccumulator:
+class IntegerAccumulator(_SelfReleased):
     """Clips records one by one, rounds them to the grid of the step, and adds them up without rounding.
 
     Guarantee: `add_noise_` is one ``Gaussian(noise_multiplier)`` on the records added since `begin`, exactly: sums and
@@ -55,9 +92,8 @@ class IntegerAccumulator:
     """
 
     def __init__(self, capture: Contributions) -> None:
-        self._capture = capture
-        self._sums: _Gradients = {}
-        self._now: StepPlan | None = None
+        super().__init__(capture)
+        self._sums: _Rows = {}
         self._mechanism: GridSumMechanism | None = None
         self._groups: list[list[nn.Parameter]] = []
         self._bounds: Sequence[float] = ()
@@ -86,7 +122,7 @@ class IntegerAccumulator:
                 # Whole numbers below 2³² of at most 2¹⁹ records: the partial sums are exact in any order.
                 self._sums[parameter] += rows.sum(0).to(torch.int64).view_as(parameter)
 
-    def _whole(self, gradients: _Gradients, scale: float) -> dict[nn.Parameter, Float[Tensor, "B n"]]:
+    def _whole(self, gradients: _Rows, scale: float) -> dict[nn.Parameter, Float[Tensor, "B n"]]:
         """The records' gradients in grid steps, zero where the norm of the integers is above the bound."""
         assert self._mechanism is not None
         whole: dict[nn.Parameter, Tensor] = {}
@@ -106,9 +142,8 @@ class IntegerAccumulator:
                 rows[~sound] = 0
         return whole
 
-    def _factors(self, gradients: _Gradients, scale: float) -> list[Float[Tensor, " B"]]:
+    def _factors(self, gradients: _Rows, scale: float) -> list[Float[Tensor, " B"]]:
         """One factor for each group and record; zero in all groups for a record that is not finite in one."""
-        assert self._now is not None
         some = next(iter(gradients.values()))
         none = torch.zeros(len(some), dtype=torch.float64, device=some.device)
         squares = [
@@ -117,13 +152,9 @@ class IntegerAccumulator:
         ]
         finite = torch.stack(squares).isfinite().all(0)
         return [
-            self._now.clipping.clip_factors(torch.where(finite, row, torch.inf), max_grad_norm=bound)
+            self._step_plan.clipping.clip_factors(torch.where(finite, row, torch.inf), max_grad_norm=bound)
             for row, bound in zip(squares, self._bounds, strict=True)
         ]
-
-    def mechanism(self) -> tuple[Self, list[Tensor]]:
-        """The object itself adds the noise; nothing else is released with it."""
-        return self, []
 
     def partial_sums(self) -> list[Tensor]:
         """The sums of whole numbers, which processes may add up before the noise."""
@@ -143,16 +174,6 @@ class IntegerAccumulator:
             tensor.copy_((part.double() * self._mechanism.grid.step).view_as(tensor))
         self._sums = {}
 
-    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
-        """Nothing: the bounds are the plan's."""
-
-    def state_dict(self) -> dict[str, object]:
-        """What `Bounds.state_dict` says of bounds that don't adapt."""
-        return {"bounds": None}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Nothing to go on from: the bounds are the plan's."""
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The clipped sum of units in a loop of one's own: a unit's records are rows, its gradient is their sum.
@@ -163,12 +184,8 @@ class IntegerAccumulator:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_Rows = dict[nn.Parameter, Tensor]
-
-
 class UnitAccumulator:
-    """Adds the gradients of each unit's records up, in double precision, and clips their sum; stands where `Bounds`
-    does.
+    """Adds the gradients of each unit's records up, in double precision, and clips their sum.
 
     Guarantee: a unit with all its records moves the sum by at most the plan's bound, or the adapted ones taken
     together. Norms are those of the very numbers that are summed.
@@ -194,14 +211,14 @@ class UnitAccumulator:
     def sums(self, chunk: "UnitMicrobatch") -> _Rows:
         """The clipped sums of the units that end in this chunk; one that may go on is kept until it ends."""
         into: _Rows = {}
-        place = 0
+        first = 0
         for gradients, factor in self._capture.per_record_gradients():
             count = len(next(iter(gradients.values()))) if gradients else 0
             if not chunk.num_records or not count:
                 continue
-            owners = torch.from_numpy(chunk.units[place : place + count])
-            weights = torch.from_numpy(chunk.weights[place : place + count]) * factor
-            place += count
+            owners = torch.from_numpy(chunk.units[first : first + count])
+            weights = torch.from_numpy(chunk.weights[first : first + count]) * factor
+            first += count
             units, rows = self._by_unit(gradients, owners, weights)
             if self._open is not None and self._open[0] == units[0]:
                 for parameter, row in self._open[1].items():
@@ -215,18 +232,14 @@ class UnitAccumulator:
             self._open = None
         return into
 
-    def _by_unit(
-        self, gradients: Mapping[nn.Parameter, Tensor], owners: Tensor, weights: Tensor
-    ) -> tuple[list[int], _Rows]:
+    def _by_unit(self, gradients: _Rows, owners: Tensor, weights: Tensor) -> tuple[list[int], _Rows]:
         """The units of some neighboring records, and the sum of the records of each; zeros where nothing was used."""
         units, rank = torch.unique_consecutive(owners, return_inverse=True)
         rows: _Rows = {}
         for parameter in self._capture.trainable():
-            row = torch.zeros(len(units), parameter.numel(), dtype=torch.float64, device=parameter.device)
-            if parameter in gradients:
-                parts = gradients[parameter].reshape(len(owners), -1).double()
-                row.index_add_(0, rank.to(row.device), parts * weights.to(row.device)[:, None])
-            rows[parameter] = row
+            parts = _as_rows(gradients, parameter, len(owners))
+            row = parts.new_zeros(len(units), parameter.numel())
+            rows[parameter] = row.index_add_(0, rank.to(row.device), parts * weights.to(row.device)[:, None])
         return units.tolist(), rows
 
     def _fold(self, rows: _Rows, into: _Rows) -> None:
@@ -291,8 +304,8 @@ def make_accumulator(
     return IntegerAccumulator(capture) if plan.secure_mode else ClippedSumAccumulator(capture)
 
 
-class AdaClipAccumulator:
-    """Sums of transformed and clipped gradients, in double precision; stands where `Bounds` does.
+class AdaClipAccumulator(_SelfReleased):
+    """Sums of transformed and clipped gradients, in double precision.
 
     Guarantee: a record moves the sum that noise is added to by at most 1 (2 when replaced); transform and scale follow
     from what earlier steps released.
@@ -302,13 +315,12 @@ class AdaClipAccumulator:
     """
 
     def __init__(self, capture: Contributions) -> None:
-        self._capture = capture
+        super().__init__(capture)
         self._state: AdaClipState | None = None
         self._names: list[str] = []
         self._parameters: list[nn.Parameter] = []
         self._scale: list[Tensor] = []
         self._sums: list[Tensor] = []
-        self._now: StepPlan | None = None
         self._saved: Mapping[str, object] | None = None
 
     def begin(self, now: StepPlan) -> None:
@@ -335,32 +347,20 @@ class AdaClipAccumulator:
 
         `into`, where other sums would go, stays as it is.
         """
-        assert self._now is not None
         assert self._state is not None
         for gradients, factor in self._capture.per_record_gradients():
             if not records:
                 continue
             count = len(next(iter(gradients.values())))
             rows = [
-                (factor * self._rows(gradients, parameter, count) - mean) / scale
+                (factor * _as_rows(gradients, parameter, count) - mean) / scale
                 for parameter, mean, scale in zip(self._parameters, self._state.mean, self._scale, strict=True)
             ]
             squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
-            factors = self._now.clipping.clip_factors(squares, max_grad_norm=1.0)
+            factors = self._step_plan.clipping.clip_factors(squares, max_grad_norm=1.0)
             for total, row in zip(self._sums, rows, strict=True):
                 # A record that is not finite has factor 0, and 0 · ∞ would not be 0.
                 total += torch.where(factors[:, None] > 0, row * factors[:, None], 0.0).sum(0)
-
-    @staticmethod
-    def _rows(gradients: Mapping[nn.Parameter, Tensor], parameter: nn.Parameter, count: int) -> Tensor:
-        """The records' gradients as rows; a parameter that was not used has zeros, which are transformed as well."""
-        if parameter not in gradients:
-            return torch.zeros(count, parameter.numel(), dtype=torch.float64, device=parameter.device)
-        return gradients[parameter].reshape(count, -1).double()
-
-    def mechanism(self) -> tuple[Self, list[Tensor]]:
-        """The object itself adds the noise; nothing else is released with it."""
-        return self, []
 
     def partial_sums(self) -> list[Tensor]:
         """The sums of transformed gradients, which processes may add up before the noise."""
@@ -368,10 +368,10 @@ class AdaClipAccumulator:
 
     def add_noise_(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int) -> None:
         """Overwrite `tensors` by B·g̃, and learn from it. `step` must never repeat within one `rng`."""
-        assert self._now is not None
         assert self._state is not None
-        factor, divisor = self._now.neighboring_relation.sensitivity_factor, self._now.expected_batch_size
-        noise = TensorGaussianMechanism(noise_multiplier=self._now.noise_multiplier, l2_sensitivity=factor)
+        now = self._step_plan
+        factor, divisor = now.neighboring_relation.sensitivity_factor, now.expected_batch_size
+        noise = TensorGaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=factor)
         noise.add_noise_(self._sums, rng=rng, step=step)
         released: list[Tensor] = []
         for tensor, total, mean, scale in zip(tensors, self._sums, self._state.mean, self._scale, strict=True):
@@ -380,9 +380,6 @@ class AdaClipAccumulator:
         stddev = [noise.stddev * scale / divisor for scale in self._scale]
         self._state.update([part.cpu() for part in released], [part.cpu() for part in stddev])
         self._sums = []
-
-    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
-        """Only the gradient was released."""
 
     def state_dict(self) -> dict[str, object]:
         """The transform: it follows from what was released, so it is no secret."""
