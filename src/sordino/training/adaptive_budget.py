@@ -136,7 +136,7 @@ class AdaptiveBudgetRun:
                 f"filter must be renyi with sampled batches, got {self._kind!r}. Use sample_rate=1, or filter='auto'."
             )
         self._order: float | None = None
-        self._filter, self._accountant = self._make_filter()
+        self._filter, self.accountant = self._make_filter()
         self._price(plan.step_event(0))
         self._chosen: dict[int, StepPlan] = {}
         self._last_norm: float | None = None
@@ -325,15 +325,10 @@ class AdaptiveBudgetRun:
         """The sampler as it is written in a guarantee."""
         return "full batches" if self._full else "Poisson sampling at rates chosen under the filter"
 
-    @property
-    def accountant(self) -> str:
-        """The filter as it is written in a guarantee."""
-        return self._accountant
-
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` with the budget's ε in place of its own."""
         caveats = (*planned.caveats, FILTER_CAVEAT)
-        claim = {"epsilon": self._budget.epsilon, "accountant": self._accountant, "sampler": self.describe()}
+        claim = {"epsilon": self._budget.epsilon, "accountant": self.accountant, "sampler": self.describe()}
         return replace(planned, **claim, caveats=caveats)
 
     @staticmethod

@@ -300,7 +300,10 @@ class Collation:
 
     def substitute(self, count: int, public_batch: object = None) -> object:
         """A batch of `count` records for a loop when none was drawn: public ones, otherwise synthetic ones."""
-        items = substitute_items(self._example, count) if self._public is None else self._repeated(count)
+        if self._public is None:
+            items = substitute_items(self._example, count)
+        else:
+            items = public_items(self._public, count).items
         with preserve_rng_state():
             batch = self._collate_fn(copy.deepcopy(items))
         rows = iter(list(tensors_in(public_batch)))
@@ -313,10 +316,6 @@ class Collation:
             return given[torch.arange(count) % len(given)].to(tensor.device, tensor.dtype)
 
         return map_tensors(exchanged, batch)
-
-    def _repeated(self, count: int) -> list[object]:
-        assert self._public is not None
-        return public_items(self._public, count).items
 
     def _first_look(self, items: SyntheticItems) -> BatchLayout:
         try:

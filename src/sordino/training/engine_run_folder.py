@@ -108,7 +108,7 @@ class JournaledModel:
     def write(self, folder: RunFolder, step: int, event: Event, receipt: str | None, *, diagnosed: bool) -> None:
         """Write a step, and before its first one in this opening of the folder that a segment begins."""
         if self._begun_in is not folder or folder.next_step(self.number) != step:
-            own = _body(self.plan)
+            own = json.loads(self.plan.to_json())
             folder.begin(
                 # A key stands once: what follows in another segment has other numbers of the same streams.
                 key=self.key if self._begun_in is None else None,
@@ -518,10 +518,6 @@ def _check_contained(path: Path, note: Mapping[str, object], what: str) -> None:
             f"{what} must not be newer than its run folder, got one after line {count} of another transcript than "
             f"that of {str(path)!r}: what was spent is not known. Put the run folder back that lay next to it."
         )
-
-
-def _body(plan: Plan) -> dict[str, object]:
-    return cast("dict[str, object]", json.loads(plan.to_json()))
 
 
 def _close(opened: _OpenFolder) -> None:

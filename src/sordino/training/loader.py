@@ -11,6 +11,7 @@ not left out, but comes again, and a batch has as many parts whatever was drawn 
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
@@ -181,16 +182,16 @@ class _Open:
 
     def __init__(self, step: int, draw: int) -> None:
         self.step, self.draw = step, draw
-        self.place, self._times = -1, 0
+        self.part, self._times = -1, 0
 
-    def give(self, place: int) -> None:
-        """Part `place` is given, maybe again.
+    def give(self, part: int) -> None:
+        """A part is given, maybe again.
 
         Raises:
             NonPrivateStep: it was given too often, and never stepped.
         """
-        self._times = self._times + 1 if place == self.place else 0
-        self.place = place
+        self._times = self._times + 1 if part == self.part else 0
+        self.part = part
         if self._times > _AGAIN:
             raise left_out()
 
@@ -287,7 +288,17 @@ class PrivateLoader:
         self._open: _Open | None = None
         self._taken = self._all_given if taken is None else taken
         self._leave_out = leave_out
-        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, rng, table, share, largest, rank)
+        self._chunks = _Chunks(
+            sampling=sampling,
+            dataset_size=len(indices),
+            steps=self._steps,
+            microbatch_size=microbatch_size,
+            rng=rng,
+            table=table,
+            share=share,
+            largest=largest,
+            rank=rank,
+        )
         self._loader: DataLoader[object] = DataLoader(
             self._records,
             batch_size=None,
@@ -307,7 +318,8 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[object]:
         self._epochs += 1
-        epoch, begun = self._epochs, self._begun()
+        # The batch that an earlier loop began and did not step to its end.
+        epoch, begun = self._epochs, self._open if self._taken() is not None else None
         if begun is not None:
             yield from self._go_on(begun)
         steps = self._steps - (begun is not None)
@@ -319,8 +331,8 @@ class PrivateLoader:
         # Workers are seeded with a number that is drawn here.
         with private_generators(self._randomness.stream("workers", step=epoch, rank=self._rank)):
             items = iter(self._loader)
-        for place in range(steps):
-            step = self._charge(place == 0)
+        for number in range(steps):
+            step = self._charge(number == 0)
             if step is None:
                 return
             is_last = False
@@ -342,12 +354,8 @@ class PrivateLoader:
                 chunk = drawn.at_step(step)
                 yield from self._give(chunk, batch)
                 # After the last one nothing more is given.
-                if not is_last or place < steps - 1:
+                if not is_last or number < steps - 1:
                     self._require_step(chunk)
-
-    def _begun(self) -> _Open | None:
-        """The batch that an earlier loop began and did not step to its end."""
-        return None if self._open is None or self._taken() is None else self._open
 
     def _go_on(self, begun: _Open) -> Iterator[object]:
         """The parts of a batch that were not stepped, read again: the loop may have written into what it got."""
@@ -373,14 +381,14 @@ class PrivateLoader:
 
     def _require_step(self, chunk: Microbatch) -> None:
         """Refuse the next batch, or part, before the present one was stepped."""
-        taken, place = self._taken(), chunk.index
+        taken = self._taken()
         mine = self._open is not None and self._open.step == chunk.step
-        if mine and taken is not None and taken <= place:
+        if mine and taken is not None and taken <= chunk.index:
             if self._leave_out is None:
                 raise left_out()
             self._leave_out()
             self._open = None if chunk.is_last else self._open
-        elif (taken is not None and not (mine and taken == place + 1)) or (taken is None and not chunk.is_last):
+        elif (taken is not None and not (mine and taken == chunk.index + 1)) or (taken is None and not chunk.is_last):
             raise NonPrivateStep(
                 "loader must be read by one loop at a time, got a second one in the middle of a batch. Finish one loop "
                 "first."
@@ -388,7 +396,7 @@ class PrivateLoader:
 
     def _all_given(self) -> int | None:
         """What was stepped, for a loader that yields no batch numbers."""
-        return None if self._open is None or self._ends_step else self._open.place + 1
+        return None if self._open is None or self._ends_step else self._open.part + 1
 
     def split_by_size(self) -> None:
         """Split batches by their size alone: for a loop that takes whole batches and never ends between two parts."""
@@ -412,54 +420,46 @@ class PrivateLoader:
         return self._ends_step
 
 
+@dataclass(kw_only=True, eq=False)
 class _Chunks:
-    """The chunks of one epoch after another; each epoch draws again."""
+    """The chunks of one epoch after another; each epoch draws again. For the fields see `PrivateLoader`."""
 
-    def __init__(
-        self,
-        sampling: _Sampling,
-        dataset_size: int,
-        steps: int,
-        microbatch_size: int | None,
-        rng: KeyedRNG,
-        table: UnitIndex | None,
-        share: Callable[[np.ndarray], np.ndarray] | None,
-        largest: Callable[[int], int] | None,
-        rank: int,
-    ) -> None:
-        self._sampling, self._table, self._share, self._rank = sampling, table, share, rank
-        self._population = dataset_size if table is None else table.units.num_units
-        self._steps = steps
-        self._microbatch_size = microbatch_size
-        self._randomness = rng
-        self.largest = largest
-        self.next_draw = 0
+    sampling: _Sampling
+    dataset_size: int
+    steps: int
+    microbatch_size: int | None
+    rng: KeyedRNG
+    table: UnitIndex | None
+    share: Callable[[np.ndarray], np.ndarray] | None
+    largest: Callable[[int], int] | None
+    rank: int
+    next_draw: int = 0
 
     def __iter__(self) -> Iterator[tuple[Microbatch, bytes]]:
         """Each chunk with the key of the random numbers that reading its records may take."""
         # An epoch owns its draw numbers from its start, so that a broken or a parallel epoch never repeats a draw.
         first = self.next_draw
-        self.next_draw += self._steps
-        batches = self._sampling.batches(
-            dataset_size=self._population, first_step=first, steps=self._steps, rng=self._randomness
-        )
-        for draw, drawn in enumerate(batches, start=first):
+        self.next_draw += self.steps
+        for draw, drawn in enumerate(self._draws(first, self.steps), start=first):
             for chunk in self._split(drawn, draw):
                 yield chunk, self._key(chunk, draw)
 
     def parts(self, draw: int) -> Sequence[tuple[Microbatch, bytes]]:
         """The parts of a draw that was made before, with the keys that they had."""
-        batches = self._sampling.batches(dataset_size=self._population, first_step=draw, steps=1, rng=self._randomness)
-        return [(chunk, self._key(chunk, draw)) for chunk in self._split(next(iter(batches)), draw)]
+        return [(chunk, self._key(chunk, draw)) for chunk in self._split(next(self._draws(draw, 1)), draw)]
+
+    def _draws(self, first: int, steps: int) -> Iterator[np.ndarray]:
+        size = self.dataset_size if self.table is None else self.table.units.num_units
+        return iter(self.sampling.batches(dataset_size=size, first_step=first, steps=steps, rng=self.rng))
 
     def _key(self, chunk: Microbatch, draw: int) -> bytes:
         """The key of the random numbers that reading the records of a part may take."""
-        stream = self._randomness.stream("records", step=draw, tensor=chunk.index, rank=self._rank)
+        stream = self.rng.stream("records", step=draw, tensor=chunk.index, rank=self.rank)
         return stream.device_key()
 
     def _split(self, drawn: np.ndarray, draw: int) -> Sequence[Microbatch]:
-        indices = drawn if self._share is None else self._share(drawn)
-        size, largest, table = self._microbatch_size, self.largest, self._table
+        indices = drawn if self.share is None else self.share(drawn)
+        size, largest, table = self.microbatch_size, self.largest, self.table
         if table is None and (size is None or largest is None):
             return split_into_microbatches(indices, step=draw, microbatch_size=size)
         records = len(indices) if table is None else int(table.sizes[indices].sum())
@@ -485,7 +485,7 @@ class _ChunkDataset(Dataset[tuple[Microbatch, object]]):
         self._substitute = substitute
         self._owned: list[object] | None = None
 
-    def _places(self, chunk: Microbatch) -> np.ndarray:
+    def _positions(self, chunk: Microbatch) -> np.ndarray:
         """Positions in the dataset; of a hundred million records that are all there, none is listed."""
         return chunk.indices if isinstance(self._indices, range) else self._indices[chunk.indices]
 
@@ -495,24 +495,24 @@ class _ChunkDataset(Dataset[tuple[Microbatch, object]]):
             return chunk, map_tensors(Tensor.clone, self._substitute)
         if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
             # What collating the rows one by one gives, in one call a tensor.
-            places = torch.from_numpy(self._places(chunk))
-            return chunk, [tensor[places] for tensor in self._dataset.tensors]
+            positions = torch.from_numpy(self._positions(chunk))
+            return chunk, [tensor[positions] for tensor in self._dataset.tensors]
         if self._owned is None:
             # In the process that reads, after the worker's own preparations.
             self._owned = owned_generators(self._dataset, self._collate_fn)
         with private_generators(RandomStream(key), self._owned):
-            found, items = readable(self._dataset, self._places(chunk).tolist())
+            found, items = readable(self._dataset, self._positions(chunk).tolist())
             kept, batch = collated(self._collate_fn, items)
         if len(kept) < chunk.num_records:
-            chunk = chunk.only([found[place] for place in kept])
+            chunk = chunk.only([found[index] for index in kept])
         return chunk, batch if kept else map_tensors(Tensor.clone, self._substitute)
 
 
-def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
+def _structure_of_an_item(dataset: Dataset[object], index: int) -> object:
     """An item whose shapes, types and keys stand for all; of tensors in memory they are known without reading one."""
     if type(dataset) is TensorDataset:
         return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
-    found, items = readable(dataset, [place])
+    found, items = readable(dataset, [index])
     if not found:
         raise CoupledRecords(
             "data_loader must give the structure of a record, got a failure, whose message is not shown as it may "

@@ -21,12 +21,10 @@ from sordino.sampling import Microbatch
 from sordino.training.generators import BatchGenerators, check_not_seeded
 from sordino.training.loader import left_out
 from sordino.training.loss_tracing.carried import OptimizerSettingsWatch, batch_tag, is_public, tag_batch, texts_in
-from sordino.training.loss_tracing.criterion import Criterion
+from sordino.training.loss_tracing.criterion import LoopProbe
 from sordino.training.loss_tracing.loss_tracer import (
     ForwardMonitor,
-    LossCheck,
     LossTracer,
-    TryForward,
 )
 from sordino.training.loss_tracing.trace import OperationTrace
 from sordino.training.loss_tracing.traced_tensor import (
@@ -44,7 +42,6 @@ from sordino.training.optimizer_checks import (
 )
 from sordino.training.plan import PerformanceOptions
 from sordino.training.private_run import PrivateRun, RunState
-from sordino.training.probing.padding import Padding
 from sordino.training.probing.probe_runner import graph_nodes
 from sordino.training.probing.snapshots import random_states
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
@@ -159,8 +156,7 @@ class LoopHooks:
         self.module, self.optimizer, self.run = module, optimizer, run
         self._by_unit, self._ranks = by_unit, run.ranks
         self._mean, self._performance = mean_over_records, performance or PerformanceOptions()
-        self._verify_module: Callable[[int], None] | None = None
-        self._following = LossTracer(module)
+        self._following = LossTracer(module, self._run_check)
         leave_untraced(self)
         self._chunk: Microbatch | None = None
         # The part that was given last; and the same, until it is in the sum.
@@ -191,37 +187,9 @@ class LoopHooks:
             optimizer.register_step_post_hook(lambda *_: self._settings.stepped()),
         ]
 
-    def follow_padding(self, padding: Padding | None) -> None:
-        """Treat the lengths of padded tensors as values of the batch: they follow its longest record."""
-        self._following.padding = padding
-
-    def set_loss_check(self, verify: LossCheck, try_forward: TryForward | None = None) -> None:
-        """Have every new form of the loss checked before its backward pass.
-
-        Args:
-            verify: called with the tape of a batch, the loss's index on it, and how many times it came since it was
-                checked, 0 for a new one; raises when the loss couples records.
-            try_forward: called with the tape and the arguments of the first training forward, before it runs.
-        """
-        self._following.check_loss, self._following.try_forward = verify, try_forward
-
-    def set_module_check(
-        self,
-        verify: Callable[[int], None],
-        criterion: Criterion | None = None,
-        verify_arguments: LossCheck | None = None,
-    ) -> None:
-        """Have module and loss checked by `verify` before the first training forward.
-
-        Args:
-            verify: called with how many batches came since it was called before, 0 for a new state of the module;
-                raises when module or criterion couples records.
-            criterion: compared with the gradients that the loop sends to the module's output.
-            verify_arguments: called with the tape of a batch and the index of the module's arguments on it; raises when
-                what the loop made of the batch couples records.
-        """
-        self._verify_module, self._following.criterion = verify, criterion
-        self._following.check_arguments = verify_arguments
+    def set_probe(self, probe: LoopProbe) -> None:
+        """Have model and loss checked independent before the first record is used."""
+        self._following.probe = probe
 
     @property
     def _is_detached(self) -> bool:
@@ -432,11 +400,9 @@ class LoopHooks:
         return None
 
     def _start(self, chunk: Microbatch, call: _Call) -> None:
-        tape, attempt, verify = self._following.tape, self._following.try_forward, self._verify_module
-        if tape is not None and attempt is not None and not self._started:
-            self._run_check(lambda: attempt(tape, call.args, call.kwargs))
-            self._following.try_forward = None
-        self._following.check_state(None if verify is None else lambda times: self._run_check(lambda: verify(times)))
+        if not self._started:
+            self._following.try_forward(call.args, call.kwargs)
+        self._following.check_state()
         if self._started:
             return
         self._has_trained = True
@@ -504,7 +470,7 @@ class LoopHooks:
     def _note_backward(self, _gradient: Tensor) -> None:
         try:
             check_not_seeded()
-            self._following.arrived()
+            self._following.check_gradient()
         except NonPrivateStep:
             self._chunk = None
             raise
@@ -530,7 +496,7 @@ class LoopHooks:
     def _on_backward(self, tape: OperationTrace, loss: int) -> None:
         """Before a backward pass: check the loss on synthetic records if it is a new one."""
         try:
-            self._following.check_before_backward(tape, loss, self._run_check)
+            self._following.check_before_backward(tape, loss)
         except NonPrivateStep as refusal:
             self._chunk = None
             # A part of the loss may come from a forward that takes no part: that is then what to tell.
@@ -600,7 +566,7 @@ class LoopHooks:
         self._settings.check_hooks([parameter.grad for parameter in self._held])
 
     def _finish(self, chunk: Microbatch) -> None:
-        self._following.check_step(self._run_check)
+        self._following.check_step()
         if self._held_changed():
             raise NonPrivateStep(
                 "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "

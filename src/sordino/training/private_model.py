@@ -37,7 +37,6 @@ __all__ = [
     "OptimizerFields",
     "PrivateModel",
     "engine_guarantee",
-    "install_probe",
 ]
 
 
@@ -194,36 +193,6 @@ class ModuleFields:
         for parameter in self._module.parameters():
             if vars(parameter).get("grad_sample") is self._per_record:
                 del vars(parameter)["grad_sample"]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What a session checks about a drop-in loop, and with which records.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def install_probe(hooks: LoopHooks, loader: PrivateLoader, criterion: Criterion | None, options: ProbeOptions) -> None:
-    """Have model and loss checked independent before the first record is used.
-
-    Args:
-        hooks: of the module.
-        loader: gives the batches: what they look like, and how they are padded.
-        criterion: the declared loss; without one the loop's own is followed.
-        options: how training reads its records.
-    """
-    # The loop never meets an empty batch: the loader gives it synthetic records in place of none.
-    probe = LoopProbe(
-        hooks.module,
-        lambda: hooks.capture,
-        loader.empty_batch,
-        criterion=criterion,
-        padding=loader.padding,
-        options=options,
-    )
-    hooks.follow_padding(loader.padding)
-    if criterion is None:
-        hooks.set_loss_check(probe.check_traced_loss, probe.try_forward)
-    else:
-        hooks.set_module_check(probe.check_criterion, criterion, probe.check_arguments)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -389,7 +358,16 @@ class MakePrivateArguments:
                 num_records=most,
                 two_passes=self.performance.clipping_mode == "two_pass",
             )
-            install_probe(hooks, loader, self.criterion, options)
+            # The loop never meets an empty batch: the loader gives it synthetic records in place of none.
+            probe = LoopProbe(
+                self.module,
+                lambda: hooks.capture,
+                loader.empty_batch,
+                criterion=self.criterion,
+                padding=loader.padding,
+                options=options,
+            )
+            hooks.set_probe(probe)
         except BaseException:
             hooks.detach()
             fields.remove()

@@ -177,37 +177,37 @@ def make_record_source(
     )
 
 
-def fetch_items(dataset: Dataset[object], places: list[int]) -> list[object]:
-    """The items at `places`, each by a call of its own: `__getitems__` could let records of one call meet.
+def fetch_items(dataset: Dataset[object], indices: list[int]) -> list[object]:
+    """The items at `indices`, each by a call of its own: `__getitems__` could let records of one call meet.
 
     What a record's code raises goes through; `readable` leaves such records out.
     """
     if type(dataset) is MappedArrays:
-        return list(dataset.__getitems__(places))
+        return list(dataset.__getitems__(indices))
     fetch_many = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
     if fetch_many is not None:
-        return [fetch_many([place])[0] for place in places]
-    return [dataset[place] for place in places]
+        return [fetch_many([index])[0] for index in indices]
+    return [dataset[index] for index in indices]
 
 
-def readable(dataset: Dataset[object], places: list[int]) -> tuple[list[int], list[object]]:
-    """Which of `places` can be read, by their position in the list, and their items.
+def readable(dataset: Dataset[object], indices: list[int]) -> tuple[list[int], list[object]]:
+    """Which of `indices` can be read, by their position in the list, and their items.
 
     A record whose code raises counts as a record that is not there, as one without a finite gradient does: neither
     which record it was nor that there was one is shown. What the machine raises (a file or memory that is not there)
     ends the run.
     """
     try:
-        return list(range(len(places))), fetch_items(dataset, places)
+        return list(range(len(indices))), fetch_items(dataset, indices)
     except (OSError, MemoryError):
         raise
     except Exception:  # noqa: S110 (the record at fault is looked for below)
         pass
     found: list[int] = []
     items: list[object] = []
-    for position, place in enumerate(places):
+    for position, index in enumerate(indices):
         try:
-            item = fetch_items(dataset, [place])[0]
+            item = fetch_items(dataset, [index])[0]
         except (OSError, MemoryError):
             raise
         except Exception:  # noqa: S112
@@ -228,8 +228,8 @@ def collated(collate_fn: Callable[[list[object]], object], items: list[object]) 
     kept = list(range(len(items)))
     batch, runs = _tried(collate_fn, items)
     if not runs:
-        kept = [place for place, item in enumerate(items) if _tried(collate_fn, [item])[1]]
-        batch, runs = _tried(collate_fn, [items[place] for place in kept]) if kept else (None, True)
+        kept = [index for index, item in enumerate(items) if _tried(collate_fn, [item])[1]]
+        batch, runs = _tried(collate_fn, [items[index] for index in kept]) if kept else (None, True)
     # Outside of any handler, so that no exception that quotes a record hangs on to this one.
     if not runs:
         raise inconsistent_batch_error()
@@ -252,10 +252,10 @@ def check_no_repeated_units(dataset: object) -> None:
     Raises:
         InvalidArgument: one does: each of its places is drawn by itself, so it would count twice.
     """
-    places: dict[int, list[np.ndarray | range]] = {}
+    origins: dict[int, list[np.ndarray | range]] = {}
     for source, found in _origins(dataset):
-        places.setdefault(id(source), []).append(found)
-    for parts in places.values():
+        origins.setdefault(id(source), []).append(found)
+    for parts in origins.values():
         if len(parts) == 1 and isinstance(parts[0], range):
             continue
         joined = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
@@ -417,9 +417,9 @@ class UnitMicrobatch(Microbatch):
     units: np.ndarray
     weights: np.ndarray
 
-    def only(self, places: list[int]) -> "UnitMicrobatch":
+    def only(self, positions: list[int]) -> "UnitMicrobatch":
         """The same chunk with only some of its records."""
-        parts = {"indices": self.indices[places], "units": self.units[places], "weights": self.weights[places]}
+        parts = {"indices": self.indices[positions], "units": self.units[positions], "weights": self.weights[positions]}
         return replace(self, **parts)
 
 
@@ -510,9 +510,9 @@ class UnitSource:
         sizes, starts = self._sizes[indices], self._starts[indices]
         turns = np.arange(int(sizes.max()))
         has = turns < sizes[:, None]
-        places = starts[:, None] + np.where(has, turns, 0)
+        positions = starts[:, None] + np.where(has, turns, 0)
         weights = has / sizes[:, None] if self._units.combine == "mean" else has.astype(float)
-        read = [self._source.read(self._order[places[:, turn]], device=device) for turn in turns]
+        read = [self._source.read(self._order[positions[:, turn]], device=device) for turn in turns]
         if any(len(found) < len(indices) for found, _ in read):
             return None
         rounds = [batch for _, batch in read]

@@ -1,4 +1,4 @@
-"""Clipped sums that are formed record by record: in whole numbers, of units in a custom loop, of transformed gradients."""
+"""Clipped sums that are formed record by record: in whole numbers, of units in a loop, of transformed gradients."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self, cast

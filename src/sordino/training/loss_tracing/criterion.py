@@ -176,7 +176,7 @@ class LoopProbe:
         options: ProbeOptions,
     ) -> None:
         self._module, self._recorder, self._structure = module, recorder, structure
-        self._criterion, self._padding, self._options = criterion, padding, options
+        self.criterion, self.padding, self._options = criterion, padding, options
 
     def check_traced_loss(self, tape: OperationTrace, loss: int, times: int) -> None:
         """Probe the loss at index `loss` of the tape, or the losses of its records, with the module in between.
@@ -222,7 +222,7 @@ class LoopProbe:
             options = replace(options, again=True, is_thorough=times > _SMALL_AGAIN)
         task = ProbeTask(model=self._module, recorder=self._recorder(), records=records, run=run, options=options)
         check_records(task)
-        check_padding(self._padding, task)
+        check_padding(self.padding, task)
 
     def _check_replayed(
         self,
@@ -255,9 +255,9 @@ class LoopProbe:
                 raise
 
     def _criterion_of(self, output: object, target: object) -> Tensor:
-        assert self._criterion is not None
+        assert self.criterion is not None
         try:
-            return self._criterion(output, target)  # pyright: ignore[reportArgumentType]
+            return self.criterion(output, target)  # pyright: ignore[reportArgumentType]
         except (TypeError, AttributeError) as failure:
             if isinstance(output, Tensor):
                 raise

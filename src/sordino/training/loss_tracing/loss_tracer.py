@@ -24,22 +24,19 @@ from torch.utils._python_dispatch import (
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.gradients import Recorder
 from sordino.training.loss_tracing.carried import FIRST_BATCHES, CrossBatchState, compares_values
-from sordino.training.loss_tracing.criterion import Criterion, OutputGradientCheck, tensors_within
+from sordino.training.loss_tracing.criterion import Criterion, LoopProbe, OutputGradientCheck, tensors_within
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
 from sordino.training.loss_tracing.traced_tensor import TracedTensor, not_noting, untainted
-from sordino.training.probing.padding import Padding
 from sordino.training.probing.probe_runner import external_parameter_error, graph_bypassing_outputs, graph_leaves
 from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks, tensor_attributes
-from sordino.training.probing.torch_modes import PublicDivisor
+from sordino.training.probing.torch_modes import Args, PublicDivisor
 from sordino.training.pytree import tensors_in
 
 __all__ = [
     "CheckedLossForm",
     "ForwardMonitor",
-    "LossCheck",
     "LossTracer",
     "ModuleMarks",
-    "TryForward",
     "is_recheck_due",
     "module_state_key",
     "order_of_magnitude",
@@ -180,9 +177,9 @@ def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> No
             _add_all(held, id(value), marks, seen, depth)
 
 
-def _add_all(values: Iterable[object], place: int, marks: list[Hashable], seen: set[int], depth: int) -> None:
-    if depth and place not in seen:
-        seen.add(place)
+def _add_all(values: Iterable[object], owner: int, marks: list[Hashable], seen: set[int], depth: int) -> None:
+    if depth and owner not in seen:
+        seen.add(owner)
         for value in itertools.islice(values, _FORMS_MOST):
             _add(value, marks, seen, depth - 1)
 
@@ -206,7 +203,7 @@ class CheckedLossForm:
     """What is known of a loss of one form.
 
     Args:
-        late: constants behind a place where values left the tape; they must stay.
+        late: constants behind a call by which values left the tape; they must stay.
         numbers: all constants in the batch before.
         records: number of records in the batch before.
         shapes: those of tensors from outside that were taken as constants though they may have a row a record.
@@ -261,13 +258,13 @@ class CheckedLossForm:
 
     def _refuse_counts(self, numbers: Sequence[float], records: int) -> None:
         """A constant that changes as the number of records does was made from it (``len(batch)``)."""
-        for place, (old, new) in enumerate(zip(self.numbers, numbers, strict=True)):
+        for index, (old, new) in enumerate(zip(self.numbers, numbers, strict=True)):
             exact = (old, new) in {(self.records, records), (1 / self.records, 1 / records)}
             one, other = old * records, new * self.records
             inverse = math.isclose(old * self.records, new * records, rel_tol=1e-9)
             follows = old != new and (exact or inverse or math.isclose(one, other, rel_tol=1e-9))
-            self._in_step[place] = self._in_step[place] + 1 if follows else 0
-            if follows and (exact or self._in_step[place] > 1):
+            self._in_step[index] = self._in_step[index] + 1 if follows else 0
+            if follows and (exact or self._in_step[index] > 1):
                 raise CoupledRecords(
                     "loss must not use the number of records as a Python number, got a constant that follows it: one "
                     "record more would change what all others do. Take .mean() over records with "
@@ -280,12 +277,6 @@ class CheckedLossForm:
 # came from anywhere else.
 # ----------------------------------------------------------------------------------------------------------------------
 
-
-LossCheck = Callable[[OperationTrace, int, int], None]
-"""Checks the loss at a place of a tape on synthetic records, or raises; given how often it came since its check."""
-
-TryForward = Callable[[OperationTrace, tuple[object, ...], Mapping[str, object]], None]
-"""Tries the module on synthetic records in place of the arguments of its first call, or raises."""
 
 # So many states of the module are remembered.
 _MOST = 1024
@@ -346,32 +337,28 @@ class _Beside:
 class LossTracer:
     """Follows a loop with the private batches of one module.
 
-    Guarantee: while `check_loss` is set, every gradient that reached the module's outputs in a batch came from losses
-    of a form that was checked, made of that batch alone. With a declared criterion, the first batches' gradients are
-    compared with the criterion's own.
+    Guarantee: without a declared criterion, every gradient that reached the module's outputs in a batch came from
+    losses of a form that was checked, made of that batch alone. With one, the first batches' gradients are compared
+    with the criterion's own.
 
     Args:
         module: the root module.
+        run_check: runs a check on synthetic records, while the module is in a state for it.
 
     Attributes:
-        check_loss: checks a loss of the loop; None with a declared criterion.
-        try_forward: tries the module on synthetic records before its first real forward; None with a criterion.
-        criterion: the declared criterion.
-        check_arguments: with a criterion, checks what the module was called on.
+        probe: checks module and loss on synthetic records; set before the first batch.
         passes: runs both backward passes of a loss that takes two; None for one.
         is_one_by_one: whether gradients are taken from the parameters, whatever sends them there.
-        padding: how batches follow their longest record, or None.
         carried: what the loop carries from batch to batch.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.check_loss: LossCheck | None = None
-        self.try_forward: TryForward | None = None
-        self.criterion: Criterion | None = None
-        self.check_arguments: LossCheck | None = None
+    probe: LoopProbe
+
+    def __init__(self, module: nn.Module, run_check: Callable[[Callable[[], None]], None]) -> None:
+        self._run_check = run_check
+        self._has_tried = False
         self.passes: Callable[[Callable[[bool], object]], object] | None = None
         self.is_one_by_one = False
-        self.padding: Padding | None = None
         self.tape: OperationTrace | None = None
         self._module = module
         self._rows = self._batches = self._beside = 0
@@ -394,13 +381,18 @@ class LossTracer:
         self._state = 0
         self._is_checked = False
         self._target: Tensor | None = None
-        self._arrivals: list[OutputGradientCheck] = []
+        self._gradient_checks: list[OutputGradientCheck] = []
         self._attributes: frozenset[tuple[int, int]] = frozenset()
         # Tensors that forwards of the batch made and kept in attributes, or in lists and dictionaries there, by what
         # holds them; and the same of a batch that is over, with what takes their place.
         self._kept: list[tuple[_Holder, Tensor]] = []
         self._marked: list[tuple[_Holder, Tensor, Tensor]] = []
         self._outputs: set[torch.autograd.graph.Node] = set()
+
+    @property
+    def _criterion(self) -> Criterion | None:
+        """The declared criterion; without one losses are followed."""
+        return self.probe.criterion
 
     # --- batches -------------------------------------------------------------------------------------------------
 
@@ -409,20 +401,20 @@ class LossTracer:
         self.end()
         self._batches += 1
         self._rows, self._is_checked = rows, False
-        if self.criterion is not None and self._batches <= FIRST_BATCHES and isinstance(batch, tuple | list):
+        if self._criterion is not None and self._batches <= FIRST_BATCHES and isinstance(batch, tuple | list):
             last = batch[-1]
             self._target = last.clone() if isinstance(last, Tensor) else None
         self.tape = OperationTrace(records=rows, on_backward=on_backward, carried=self.carried)
         self.tape.may_leave = self.carried.is_left()
         self.tape.passes = None if self.passes is None else self._run_passes
-        return self.tape.inputs(batch, padded=() if self.padding is None else self.padding.tensors)
+        return self.tape.inputs(batch, padded=() if self.probe.padding is None else self.probe.padding.tensors)
 
     def _run_passes(self, run: Callable[[bool], object]) -> object:
         """Both backward passes; the gradients at the outputs count once."""
 
         def one(again: bool) -> object:
-            for arrival in self._arrivals:
-                arrival.restart()
+            for check in self._gradient_checks:
+                check.restart()
             return run(again)
 
         assert self.passes is not None
@@ -430,7 +422,7 @@ class LossTracer:
 
     def end(self) -> None:
         """The batch is over. Until the module is called again, what it kept carries the batch's notes."""
-        self._arrivals, self._target, self._outputs, self._before = [], None, set(), None
+        self._gradient_checks, self._target, self._outputs, self._before = [], None, set(), None
         self._given, self._has_drawn = [], False
         if self.tape is not None:
             for holder, tensor in self._kept:
@@ -441,11 +433,17 @@ class LossTracer:
             self.tape = None
         self._kept = []
 
-    def check_state(self, check: Callable[[int], None] | None) -> None:
-        """Before a training forward: a state that the module was in before (modes, hooks, attributes) is known.
+    def try_forward(self, args: Args, kwargs: Mapping[str, object]) -> None:
+        """Before the first training forward: try the module on synthetic records in place of the arguments."""
+        tape = self.tape
+        if self._criterion is None and tape is not None and not self._has_tried:
+            self._run_check(lambda: self.probe.try_forward(tape, args, kwargs))
+            self._has_tried = True
 
-        Args:
-            check: checks module and criterion; without one losses are checked in every state of the module.
+    def check_state(self) -> None:
+        """Before a training forward: check module and criterion in a state (modes, hooks, attributes) that is new.
+
+        Without a criterion losses are checked in every state of the module.
 
         Raises:
             NonPrivateStep: the module was in another state in an earlier forward of the batch, or is now.
@@ -464,10 +462,10 @@ class LossTracer:
         self._before, self._after = marks, self._left.get(self._state, marks.rest)
         self._is_new = self._state not in self._left
         is_known = self._state in self._checked
-        if check is None or (is_known and not is_recheck_due(self._batches) and not self._has_new_length):
-            return
-        check(self._batches if is_known else 0)
-        self._checked.add(self._state)
+        is_due = not is_known or is_recheck_due(self._batches) or self._has_new_length
+        if self._criterion is not None and is_due:
+            self._run_check(lambda: self.probe.check_criterion(self._batches if is_known else 0))
+            self._checked.add(self._state)
 
     def _note_state(self) -> None:
         """A forward pass of the module is over. What it changed in the module by itself, it may."""
@@ -489,13 +487,13 @@ class LossTracer:
     @property
     def _has_new_length(self) -> bool:
         """Whether a batch came that is padded to a length at which nothing was tried."""
-        return self.padding is not None and bool(self.padding.untried)
+        return self.probe.padding is not None and bool(self.probe.padding.untried)
 
     # --- forward -------------------------------------------------------------------------------------------------
 
-    def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardMonitor:
+    def watch(self, args: Args, kwargs: Mapping[str, object]) -> ForwardMonitor:
         """Watch the training forward that begins."""
-        if self.check_arguments is not None and self.tape is not None:
+        if self._criterion is not None and self.tape is not None:
             self._given.append(self.tape.note_arguments(args, kwargs))
         self._has_drawn = self._has_drawn or self._chance != _chance()
         self._attributes = frozenset(tensor_attributes(self._module))
@@ -510,7 +508,7 @@ class LossTracer:
         return ForwardMonitor(self._module, values=compares_values(self._batches - 1))
 
     def outputs(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, compare: bool
+        self, args: Args, kwargs: Mapping[str, object], output: object, compare: bool
     ) -> tuple[object, list[Tensor]]:
         """The module's output as its loop gets it, and the tensors at which gradients arrive.
 
@@ -522,8 +520,8 @@ class LossTracer:
         """
         self._note_state()
         self.mark_chance()
-        if self.criterion is not None and self._target is not None and compare:
-            self._arrivals.append(OutputGradientCheck(self.criterion, output, self._target))
+        if self._criterion is not None and self._target is not None and compare:
+            self._gradient_checks.append(OutputGradientCheck(self._criterion, output, self._target))
         if self.tape is not None:
             made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
             if made or exports_by_hooks(self._module):
@@ -535,7 +533,7 @@ class LossTracer:
                 "module must get tensors of the batch as arguments only, got an output made with one that the loop "
                 "left in an attribute: what it does to other records can't be tried out. Pass it to the forward."
             )
-        if self.criterion is not None:
+        if self._criterion is not None:
             self._outputs.update(t.grad_fn for t in tensors_within(output) if t.grad_fn is not None)
         tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
@@ -566,7 +564,7 @@ class LossTracer:
         return ForwardMonitor(self._module, values=compares_values(self._beside - 1), is_private=False)
 
     def trace_untrained_forward(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: Recorder
+        self, args: Args, kwargs: Mapping[str, object], output: object, capture: Recorder
     ) -> object:
         """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
         self._note_state()
@@ -579,23 +577,16 @@ class LossTracer:
 
     # --- backward and step ---------------------------------------------------------------------------------------
 
-    def check_before_backward(
-        self, tape: OperationTrace, loss: int, run_check: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def check_before_backward(self, tape: OperationTrace, loss: int) -> None:
         """Before a backward pass: a loss of a new form is checked, one of a known form must have its constants."""
-        check = self.check_loss
-        if check is None:
+        if self._criterion is not None:
             self._refuse_past_output(tape)
-            return
-        if tape.is_weighted:
-            return  # Not followed: what arrives at the module's outputs is refused.
-        self._check_value(tape, loss, check, run_check)
-        tape.keep_constants()
-        self._is_checked = True
+        elif not tape.is_weighted:  # Those are not followed: what arrives at the module's outputs is refused.
+            self._check_value(tape, loss, self.probe.check_traced_loss)
+            tape.keep_constants()
+            self._is_checked = True
 
-    def _check_value(
-        self, tape: OperationTrace, value: int, check: LossCheck, run_check: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def _check_value(self, tape: OperationTrace, value: int, check: Callable[[OperationTrace, int, int], None]) -> None:
         """Check a loss, or arguments of the module, unless its form is known."""
         found = tape.look(value, by_chance=self._draws)
         form = (self._state, found.form, found.rows, tape.is_by_record)
@@ -608,7 +599,7 @@ class LossTracer:
             self._require_state()
             tape.outside = "rows"
             times = 0 if known is None or known.has_grown else known.times
-            run_check(lambda: check(tape, value, times))
+            self._run_check(lambda: check(tape, value, times))
             self._known[form] = known or CheckedLossForm(late=found.late, numbers=found.numbers, records=self._rows)
             self._known[form].shapes = tape.outside_shapes() if tape.outside == "constants" else None
             self._checked.add(self._state)
@@ -640,30 +631,30 @@ class LossTracer:
     def is_passing(self) -> bool:
         """Whether a backward pass runs from losses of the batch that were looked at."""
         tape = self.tape
-        return tape is not None and (tape.is_passing or (self.check_loss is None and tape.is_weighted))
+        return tape is not None and (tape.is_passing or (self._criterion is not None and tape.is_weighted))
 
-    def arrived(self) -> None:
-        """A gradient has arrived at the module's outputs.
+    def check_gradient(self) -> None:
+        """A gradient has reached the module's outputs.
 
         Raises:
             NonPrivateStep: it does not come from a loss that was checked.
         """
-        if self.check_loss is not None and (self.tape is None or not self.tape.is_passing):
+        if self._criterion is None and (self.tape is None or not self.tape.is_passing):
             raise untraceable_loss_error()
 
-    def check_step(self, run_check: Callable[[Callable[[], None]], None]) -> None:
+    def check_step(self) -> None:
         """Before the step.
 
         Raises:
             NonPrivateStep: no loss of this batch was seen, or the gradients are not those of the criterion.
         """
-        if self.check_loss is not None and not self._is_checked:
+        if self._criterion is None and not self._is_checked:
             raise untraceable_loss_error()
-        for arrival in self._arrivals:
-            arrival.check()
-        if self.check_arguments is not None and self.tape is not None:
+        for check in self._gradient_checks:
+            check.check()
+        if self._criterion is not None and self.tape is not None:
             for given in self._given:
-                self._check_value(self.tape, given, self.check_arguments, run_check)
+                self._check_value(self.tape, given, self.probe.check_arguments)
             self.tape.keep_constants()
 
 
@@ -678,11 +669,11 @@ def _held_in(holder: "_Holder", value: object) -> Iterator[tuple["_Holder", Tens
 
 def _exchange(holder: "_Holder", old: Tensor, new: Tensor) -> bool:
     """Put `new` wherever `holder` has `old`; whether it has it."""
-    places = holder.items() if isinstance(holder, dict) else enumerate(holder)
-    found = [place for place, held in places if held is old]
-    for place in found:
-        holder[place] = new
-    return bool(found)
+    items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    keys = [key for key, held in items if held is old]
+    for key in keys:
+        holder[key] = new
+    return bool(keys)
 
 
 def _chance() -> Hashable:
