@@ -11,7 +11,8 @@ import pytest
 from patterned import made_up
 from sordino.recipes.models import logistic
 from sordino.recipes.network_recipes import LOGISTIC_SGD
-from sordino.recipes.stages import NetworkSpec, network_recipe
+from sordino.recipes.stages import network_recipe
+from sordino.recipes.training_config import NetworkSpec
 
 ROOT = Path(__file__).parents[2]
 QUICK = NetworkSpec(build=logistic, batch_size=None, steps=5, max_grad_norm=1.0, learning_rate=4.0, momentum=0.0)

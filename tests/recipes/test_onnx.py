@@ -16,7 +16,7 @@ from sordino.recipes import MODELS, get_recipe, onnx_export
 from sordino.recipes.onnx_export import export_onnx, onnx_difference
 from sordino.recipes.saved_model import describe_estimator, describe_module
 from sordino.recipes.tabular import TABULAR_METHODS, make_tabular_task
-from sordino.recipes.training_config import MODEL_FACTORIES
+from sordino.recipes.training_config import NETWORKS
 from sordino.runs import RunFolder
 
 COLUMNS = (
@@ -118,7 +118,7 @@ def test_a_named_module_is_the_same_in_onnxruntime(tmp_path, onnxruntime, name):
     train = Records(features, rng.integers(0, 2, 50))
     schema = None if name == "cnn" else SCHEMAS["two"]
     dataset = splits(schema, train, labels=("no", "yes"))
-    module = MODEL_FACTORIES[name](shape, 2)
+    module = NETWORKS[name].build(shape, 2)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -177,7 +177,7 @@ def test_a_recipe_that_prepares_records_outside_its_module_is_refused(tmp_path, 
 
 def test_without_the_packages_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_export, "find_spec", lambda name: None)
-    module = MODEL_FACTORIES["logistic"]((5,), 2)
+    module = NETWORKS["logistic"].build((5,), 2)
     dataset = splits(SCHEMAS["two"], records(SCHEMAS["two"], 10))
     model = sordino.load_model(saved(tmp_path / "run", module.state_dict(), describe_module(dataset, "logistic")))
     with pytest.raises(DataUnavailable, match=r"Install sordino\[onnx\]"):
@@ -186,7 +186,7 @@ def test_without_the_packages_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_the_command_writes_the_file_outside_the_run(tmp_path, monkeypatch, onnxruntime):
     monkeypatch.chdir(tmp_path)
-    module = MODEL_FACTORIES["mlp"]((5,), 2)
+    module = NETWORKS["mlp"].build((5,), 2)
     dataset = splits(SCHEMAS["two"], records(SCHEMAS["two"], 10))
     saved(tmp_path / "run", module.state_dict(), describe_module(dataset, "mlp"))
     done = CliRunner().invoke(app, ["export", "run", "--json"])

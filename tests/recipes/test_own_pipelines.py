@@ -19,7 +19,8 @@ from sordino.recipes import get_recipe, network_recipes
 from sordino.recipes.models import Block, StandardizedConv, wide_resnet
 from sordino.recipes.network_recipes import cropped_and_flipped
 from sordino.recipes.recipe import RecipeTask
-from sordino.recipes.stages import network_recipe, noise_limited_learning_rate
+from sordino.recipes.stages import network_recipe
+from sordino.recipes.training_config import noise_limited_learning_rate
 from sordino.training import Plan
 from sordino.verification import verify
 

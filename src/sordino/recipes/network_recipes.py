@@ -24,24 +24,22 @@ from sordino.events import Event, compose
 from sordino.mechanisms import PrivateSecondMoment
 from sordino.mechanisms.calibration import GaussianBudget
 from sordino.randomness import KeyedRNG
-from sordino.recipes.models import convolutions, logistic, mlp, wide_resnet
+from sordino.recipes.models import convolutions, logistic, wide_resnet
 from sordino.recipes.recipe import PreparedRecipe, Recipe, RecipeTask, Stage, StageCharger
 from sordino.recipes.stages import (
     FittedEstimator,
     FittedModule,
-    NetworkSpec,
     charge_stage,
     estimator_stage,
+    fitted_module,
     image_shape,
     network_recipe,
-    noise_limited_learning_rate,
     restored_module,
     training_stage,
 )
-from sordino.recipes.training_config import cross_entropy_per_record
+from sordino.recipes.training_config import NETWORKS, NetworkSpec, noise_limited_learning_rate
 from sordino.shapes import Float
 from sordino.training.averaging import ExponentialWeightAverage, TailWeightAverage
-from sordino.training.fit import fit
 from sordino.training.plan import PerformanceOptions, Plan
 
 __all__ = [
@@ -63,50 +61,23 @@ __all__ = [
 ]
 
 
-_LINEAR = NetworkSpec(
-    build=logistic,
-    batch_size=None,
-    steps=100,
-    max_grad_norm=1.0,
-    learning_rate=noise_limited_learning_rate(largest=16.0, noise_per_weight=1.0),
-    averaging=TailWeightAverage(fraction=0.5),
-    microbatch_size=4096,
-    description="logistic regression on records of norm 2",
-)
-_HIDDEN = NetworkSpec(
-    build=mlp,
-    batch_size=4096,
-    steps=200,
-    max_grad_norm=1.0,
-    learning_rate=noise_limited_learning_rate(largest=4.0, noise_per_weight=0.5),
-    averaging=TailWeightAverage(fraction=0.5),
-    microbatch_size=4096,
-    description="64 tanh units on records of norm 2",
-)
+def _table_network(name: str) -> Callable[[RecipeTask], PreparedRecipe]:
+    def prepare(task: RecipeTask) -> PreparedRecipe:
+        if task.schema is None:
+            raise InvalidArgument(
+                f"dataset must be a table with a declared schema, got {task.data!r} with records of shape "
+                f"{task.shape}. Choose another recipe: `sordino recipes`."
+            )
+        return network_recipe(task, NETWORKS[name])
 
-
-def _table(task: RecipeTask) -> RecipeTask:
-    if task.schema is None:
-        raise InvalidArgument(
-            f"dataset must be a table with a declared schema, got {task.data!r} with records of shape {task.shape}. "
-            "Choose another recipe: `sordino recipes`."
-        )
-    return task
-
-
-def _prepare_linear(task: RecipeTask) -> PreparedRecipe:
-    return network_recipe(_table(task), _LINEAR)
-
-
-def _prepare_hidden(task: RecipeTask) -> PreparedRecipe:
-    return network_recipe(_table(task), _HIDDEN)
+    return prepare
 
 
 ADULT_LOGISTIC = Recipe(
     name="adult-logistic",
     description="logistic regression on a table, full batches",
     data_sets=("adult",),
-    prepare=_prepare_linear,
+    prepare=_table_network("logistic"),
     constants="Chosen on UCI Adult with an eye on its test records.",
     chosen_on=("adult",),
     guarantee="every full-batch step; nothing else reads a record",
@@ -115,7 +86,7 @@ ADULT_MLP = Recipe(
     name="adult-mlp",
     description="64 hidden units on a table by DP-SGD",
     data_sets=("adult",),
-    prepare=_prepare_hidden,
+    prepare=_table_network("mlp"),
     constants="Chosen on UCI Adult with an eye on its test records.",
     chosen_on=("adult",),
     guarantee="every Poisson-sampled step; nothing else reads a record",
@@ -419,7 +390,22 @@ def _pca_mlp_prepare(task: RecipeTask) -> PreparedRecipe:
     training = training_stage(plan, settings={"learning_rate": f"{course.rate:g}{falls}"})
 
     def run(records: Records, payment: StageCharger) -> FittedModule:
-        return _fit(records, payment, components=components, course=course, plan=plan, task=task)
+        charge_stage(components, payment)
+        moments = second_moments(columns, components_noise, payment.rng).release(normalized_features(records))
+        directions = np.ascontiguousarray(np.linalg.eigh(moments)[1][:, ::-1][:, 1 : 1 + _COMPONENTS])
+        inputs = _along(directions)
+        return fitted_module(
+            _perceptron(task.classes),
+            (inputs(records), records.tensors()[1]),
+            payment,
+            plan,
+            inputs=inputs,
+            extra={"components": torch.from_numpy(directions)},
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=course.rate),
+            scheduler=course.scheduler(task.dataset_size),
+            averaging=TailWeightAverage(fraction=course.averaged) if course.averaged else None,
+            performance=PerformanceOptions(device=task.device),
+        )
 
     def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
         directions = tensors["components"]
@@ -450,57 +436,17 @@ def second_moments(columns: int, noise: float, rng: KeyedRNG | None = None) -> P
     )
 
 
-def _fit(
-    records: Records,
-    payment: StageCharger,
-    *,
-    components: Stage,
-    course: TrainingSettings,
-    plan: Plan,
-    task: RecipeTask,
-) -> FittedModule:
-    charge_stage(components, payment)
-    rows = _rows(records)
-    noise = components.settings["noise_multiplier"]
-    assert isinstance(noise, float)
-    _, vectors = np.linalg.eigh(second_moments(rows.shape[1], noise, payment.rng).release(rows))
-    directions = np.ascontiguousarray(vectors[:, ::-1][:, 1 : 1 + _COMPONENTS])
-
-    inputs, module = _along(directions), _perceptron(task.classes)
-    fit(
-        module,
-        cross_entropy_per_record,
-        (inputs(records), records.tensors()[1]),
-        plan,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=course.rate),
-        scheduler=course.scheduler(task.dataset_size),
-        averaging=TailWeightAverage(fraction=course.averaged) if course.averaged else None,
-        transcript=payment,
-        rng=payment.rng,
-        progress=payment.progress,
-        performance=PerformanceOptions(device=task.device),
-    )
-    extra: Mapping[str, Tensor] = {"components": torch.from_numpy(directions)}
-    return FittedModule(module=module, inputs=inputs, extra=extra)
-
-
 def _along(directions: np.ndarray) -> Callable[[Records], Tensor]:
     """Records ↦ what they have along the components, each record scaled by itself."""
 
     def inputs(given: Records) -> Tensor:
-        return torch.from_numpy((_LENGTH * normalize_rows(_rows(given) @ directions)).astype(np.float32))
+        return torch.from_numpy((_LENGTH * normalize_rows(normalized_features(given) @ directions)).astype(np.float32))
 
     return inputs
 
 
 def _perceptron(classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(_COMPONENTS, _PCA_MLP_HIDDEN), nn.ReLU(), nn.Linear(_PCA_MLP_HIDDEN, classes))
-
-
-def _rows(records: Records) -> np.ndarray:
-    """Features as rows of norm 1, each by itself; a row with an entry that is not finite is zero."""
-    rows = records.features.reshape(len(records), -1).astype(np.float64)
-    return normalize_rows(np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0))
 
 
 PCA_MLP = Recipe(

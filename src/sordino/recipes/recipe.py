@@ -1,36 +1,31 @@
-"""A pipeline: everything from raw records to a model, in one charge and one run folder.
+"""A recipe: everything from raw records to a model, in one charge and one run folder.
 
 Preprocessing that looks at records (components, a covariance) and training are stages of one composition: what they
 cost together is known before a record is read, is charged to the ledger once, and every charge is a line of one
 transcript, so that `sordino report` and `sordino verify` speak about the whole.
 
-How to add one: a file in this room with a function and a `Recipe`, and a line in `pipelines.py`. ::
+How to add one: a file of this package with a function and a `Recipe`, and a line in `RECIPES`. ::
 
-    def _prepare(task: Task) -> Prepared:          # public facts only; no record is here yet
-        moments = PrivateSecondMoment(...)          # spends a share of task.epsilon
-        plan = Plan(...)                            # the rest
+    def _prepare(task: RecipeTask) -> PreparedRecipe:    # public facts only; no record is here yet
+        moments = PrivateSecondMoment(...)               # spends a share of task.epsilon
+        plan = Plan(...)                                 # the rest
         stages = (
             Stage(name="covariance", charges=(moments.event(),), settings={"share": 0.3}),
             training_stage(plan, settings={"learning_rate": 2.0}),
         )
-        return Prepared(stages=stages, fit=lambda records, payment: _fit(...))
+        return PreparedRecipe(stages=stages, fit=lambda records, payment: _fit(...), training={...})
 
-    def _fit(..., records: Records, payment: Payment) -> FittedModule:
-        payment.charge(moments.event())             # pay, then read
+    def _fit(..., records: Records, payment: StageCharger) -> FittedModule:
+        payment.charge(moments.event())                  # charge, then read
         matrix = PrivateSecondMoment(..., rng=payment.rng).release(rows)
-        result = fit(model, loss, data, plan, transcript=payment, rng=payment.rng,
-                     progress=payment.progress)     # pays step by step
-        return FittedModule(module=result.model, inputs=...)
+        return fitted_module(module, data, payment, plan, optimizer=..., inputs=...)    # charges step by step
 
     SCATTER = Recipe(name="scatter", description="…", prepare=_prepare, …)
 
-`RecipeTask` and `Prepared` are in `task.py`, `Stage` and `StageCharger` in `payment.py`, `training_stage` and the
-models in
-`stages.py`. An estimator of `sordino.estimators` is a stage by ``stage = estimator_stage(estimator, columns,
-name="…")``; in `fit` call ``charge_stage(stage, payment)``, then ``estimator.fit(rows, labels)`` without a ledger of
-its
-own, and return ``FittedEstimator(estimator=…, rows=…)``. A model is anything with `logits` and `tensors`. Import what
-the base installation lacks inside functions.
+`training_stage`, `fitted_module` and the models are in `stages.py`. An estimator of `sordino.estimators` is a stage by
+``stage = estimator_stage(estimator, columns, name="…")``; in `fit` call ``charge_stage(stage, payment)``, then
+``estimator.fit(rows, labels)`` without a ledger of its own, and return ``FittedEstimator(estimator=…, rows=…)``. A
+model is anything with `logits` and `tensors`. Import what the base installation lacks inside functions.
 """
 
 import contextlib
@@ -41,11 +36,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from scipy.special import softmax
 
 from sordino import accounting, checks
 from sordino.data import DatasetSplits, Records
@@ -128,10 +125,9 @@ def kept_here(name: Hashable, make: Callable[[], _T]) -> _T:
 def once_a_block(name: Hashable, records: Records, make: Callable[[], _T]) -> _T:
     """What `make` gives for this `Records` object, which it depends on alone; made once in a block."""
     made: WeakKeyDictionary[Records, _T] = kept_here(("records", name), WeakKeyDictionary)
-    found = made.get(records)
-    if found is None:
-        found = made[records] = make()
-    return found
+    if records not in made:
+        made[records] = make()
+    return made[records]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -179,13 +175,7 @@ def _noise_multiplier(event: Event) -> float | None:
 
 def counted(events: Sequence[Event]) -> list[dict[str, object]]:
     """Events in order as JSON types, equal ones in a row with their count."""
-    found: list[tuple[Event, int]] = []
-    for event in events:
-        if found and found[-1][0] == event:
-            found[-1] = (event, found[-1][1] + 1)
-        else:
-            found.append((event, 1))
-    return [{"event": to_dict(event), "count": count} for event, count in found]
+    return [{"event": to_dict(event), "count": len(list(equal))} for event, equal in groupby(events)]
 
 
 class StageCharger:
@@ -622,9 +612,7 @@ class FittedRecipe:
 
     def predict_proba(self, records: Records) -> "npt.NDArray[np.float64]":
         """Probabilities of the classes [n, K]."""
-        scores = self.model.logits(records).astype(np.float64)
-        powers = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
-        return powers / powers.sum(axis=1, keepdims=True)
+        return softmax(self.model.logits(records).astype(np.float64), axis=1)
 
     def predict(self, records: Records) -> "npt.NDArray[np.int64]":
         """The position of the likeliest class of each record [n]."""

@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 from torch import Tensor, nn
 
 from sordino import estimators
@@ -28,7 +29,7 @@ from sordino.recipes.models import MODELS
 from sordino.recipes.recipe import RECIPES, Predictor, RecipeTask, get_recipe
 from sordino.recipes.stages import FittedModule, restored_module
 from sordino.recipes.tabular import TABULAR_METHODS, FittedTable
-from sordino.recipes.training_config import MODEL_FACTORIES, ModelFactory
+from sordino.recipes.training_config import NETWORKS, ModelFactory
 from sordino.runs import RunFolder
 from sordino.runs.transcript import file_digest
 
@@ -230,9 +231,7 @@ class SavedModel:
         """Probabilities [n, K] of encoded records; None where the model has none."""
         if isinstance(self.fitted, FittedTable):
             return None if self.is_regressor else self.fitted.predict_proba(self.rows(records))
-        scores = self.fitted.logits(records).astype(np.float64)
-        powers = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
-        return powers / powers.sum(axis=1, keepdims=True)
+        return softmax(self.fitted.logits(records).astype(np.float64), axis=1)
 
     def scores(self, records: Records) -> npt.NDArray[np.float64]:
         """Scores of the labels [n, K] of encoded records, larger for likelier ones."""
@@ -385,7 +384,7 @@ def _module(
             f"module must be given for a run of a module of your own, {str(body['name'])!r}, got none: a run folder "
             "holds no code. Give load_model(run, module=…), or --model module:factory on the command line."
         )
-    factory = MODEL_FACTORIES[str(name)] if module is None else module
+    factory = NETWORKS[str(name)].build if module is None else module
     made = factory if isinstance(factory, nn.Module) else factory(shape, classes)
     return restored_module(made, tensors)
 
@@ -397,7 +396,7 @@ def _estimator(body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Fit
     name = str(body["model"])
     if name not in known:
         raise InvalidArgument(f"model must be an estimator of `sordino train`, got {name!r}. Update sordino.")
-    kind = cast("type[PrivateEstimator]", getattr(estimators, name))
+    kind = cast("Callable[..., PrivateEstimator]", getattr(estimators, name))
     parameters = cast("Mapping[str, object]", body["parameters"])
     estimator = kind(**{str(key): _parameter(value) for key, value in parameters.items()})
     arrays = {key: tensor.numpy() for key, tensor in tensors.items()}

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from sordino.data import Records
 from sordino.errors import InvalidArgument
 from sordino.recipes.recipe import PreparedRecipe, Recipe, RecipeTask, once_a_block
-from sordino.recipes.stages import NetworkSpec, image_shape, network_recipe, noise_limited_learning_rate
+from sordino.recipes.stages import image_shape, network_recipe
+from sordino.recipes.training_config import NetworkSpec, noise_limited_learning_rate
 from sordino.training.averaging import TailWeightAverage
 from sordino.transfer import PatchFeatures
 from sordino.transfer.scattering import scattering_features, synthetic_images

@@ -1,7 +1,6 @@
 """Stages and models that most pipelines are made of."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -10,27 +9,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from sordino import checks
 from sordino.data import Records
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator, dry_run_events
 from sordino.recipes.recipe import PreparedRecipe, RecipeTask, Stage, StageCharger
-from sordino.recipes.training_config import cross_entropy_per_record
+from sordino.recipes.training_config import NetworkSpec, cross_entropy_per_record, evaluation_mode
 from sordino.training.averaging import Averaging, average_over_views
 from sordino.training.charging import step_charge
-from sordino.training.fit import fit
+from sordino.training.fit import OptimizerFactory, fit
 from sordino.training.plan import PerformanceOptions, Plan
 
 __all__ = [
     "FittedEstimator",
     "FittedModule",
-    "NetworkSpec",
     "charge_stage",
     "estimator_stage",
+    "fitted_module",
     "image_shape",
     "network_recipe",
-    "noise_limited_learning_rate",
     "restored_module",
     "training_stage",
 ]
@@ -87,19 +87,44 @@ class FittedModule:
     def logits(self, records: Records) -> npt.NDArray[np.floating]:
         """Scores [n, K], in evaluation mode."""
         features = records.tensors()[0] if self.inputs is None else self.inputs(records)
-        device = next(self.module.parameters()).device
-        modes = [(part, part.training) for part in self.module.modules()]
-        self.module.eval()
-        try:
+        with evaluation_mode(self.module) as device:
             parts = [self.module(chunk.to(device)).double().cpu() for chunk in features.split(_CHUNK)]
-        finally:
-            for part, mode in modes:
-                part.training = mode
         return torch.cat(parts).numpy()
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The module's state and what was learned in addition."""
         return {**(self.extra or {}), **self.module.state_dict()}
+
+
+def fitted_module(
+    module: nn.Module,
+    data: tuple[Tensor, Tensor],
+    payment: StageCharger,
+    plan: Plan,
+    *,
+    optimizer: OptimizerFactory,
+    inputs: Callable[[Records], Tensor] | None = None,
+    extra: Mapping[str, Tensor] | None = None,
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy_per_record,
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    averaging: Averaging | None = None,
+    performance: PerformanceOptions | None = None,
+) -> FittedModule:
+    """Train the module on (inputs, labels), each step charged to `payment`; the options are those of `sordino.fit`."""
+    fit(
+        module,
+        loss,
+        data,
+        plan,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        averaging=averaging,
+        transcript=payment,
+        rng=payment.rng,
+        progress=payment.progress,
+        performance=performance,
+    )
+    return FittedModule(module=module, inputs=inputs, extra=extra)
 
 
 def restored_module(
@@ -155,76 +180,10 @@ class FittedEstimator:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkSpec:
-    """How a network is trained: public numbers, fixed in advance.
-
-    Args:
-        build: (shape of a record, classes) ↦ module that returns logits.
-        batch_size: expected batch size; None for full batches.
-        steps: number of steps.
-        max_grad_norm: clipping norm.
-        learning_rate: of SGD, or the plan ↦ it.
-        momentum: in [0, 1); Nesterov's when `nesterov`.
-        averaging: of the weights, or None.
-        view: a random view of a batch (features, labels), each record by itself; None for the records as they are.
-        views: views of a record whose gradients are averaged before clipping.
-        microbatch_size: records that fit into memory together.
-        inputs: records ↦ the network's inputs, each record by itself; None passes features on.
-        noise_multiplier: fixes the noise; None takes the least that keeps the target.
-        description: the network in words, for the report.
-    """
-
-    build: Callable[[Sequence[int], int], nn.Module]
-    batch_size: int | None
-    steps: int
-    max_grad_norm: float
-    learning_rate: float | Callable[[Plan], float]
-    momentum: float = 0.9
-    nesterov: bool = True
-    averaging: Averaging | None = None
-    view: Callable[..., tuple[object, ...]] | None = None
-    views: int = 1
-    microbatch_size: int | None = None
-    inputs: Callable[[Records], Tensor] | None = None
-    noise_multiplier: float | None = None
-    description: str = ""
-
-    def plan(self, task: RecipeTask) -> Plan:
-        """The plan whose noise is fixed, or the least for the task's target."""
-        size = task.dataset_size if self.batch_size is None else min(self.batch_size, task.dataset_size)
-        facts = {
-            "max_grad_norm": self.max_grad_norm,
-            "sample_rate": size / task.dataset_size,
-            "steps": self.steps,
-            "expected_batch_size": float(size),
-            "delta": task.delta,
-            "dataset_size_is_public": True,
-        }
-        if self.noise_multiplier is not None:
-            return Plan(noise_multiplier=self.noise_multiplier, **facts)
-        return Plan.for_epsilon(target_epsilon=task.target, **facts)
-
-    def rate(self, plan: Plan) -> float:
-        """The learning rate under this plan."""
-        return self.learning_rate(plan) if callable(self.learning_rate) else self.learning_rate
-
-
-def noise_limited_learning_rate(
-    *, largest: float, noise_per_weight: float, momentum: float = 0.9
-) -> Callable[[Plan], float]:
-    """The largest learning rate, at most `largest`, whose noise adds up to at most `noise_per_weight` in a weight."""
-
-    def rate(plan: Plan) -> float:
-        a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
-        return min(largest, noise_per_weight / (a_step * math.sqrt(plan.steps)))
-
-    return rate
-
-
 def network_recipe(task: RecipeTask, made: NetworkSpec) -> PreparedRecipe:
     """The pipeline that trains this network."""
-    plan = made.plan(task)
+    target = None if made.noise_multiplier is not None else task.target
+    plan = made.plan(dataset_size=task.dataset_size, delta=task.delta, target_epsilon=target)
     rate = made.rate(plan)
     stage = training_stage(plan, settings={"learning_rate": rate, "momentum": made.momentum, "views": made.views})
 
@@ -235,22 +194,19 @@ def network_recipe(task: RecipeTask, made: NetworkSpec) -> PreparedRecipe:
         loss = cross_entropy_per_record
         if made.view is not None:
             loss = average_over_views(cross_entropy_per_record, made.view, views=made.views)
-        module = made.build(tuple(features.shape[1:]), task.classes)
-        fit(
-            module,
-            loss,
+        return fitted_module(
+            made.build(tuple(features.shape[1:]), task.classes),
             (features, labels),
+            payment,
             plan,
+            inputs=made.inputs,
+            loss=loss,
             optimizer=lambda parameters: torch.optim.SGD(
                 parameters, lr=rate, momentum=made.momentum, nesterov=made.nesterov and made.momentum > 0
             ),
             averaging=made.averaging,
-            transcript=payment,
-            rng=payment.rng,
-            progress=payment.progress,
             performance=PerformanceOptions(microbatch_size=made.microbatch_size, device=task.device),
         )
-        return FittedModule(module=module, inputs=made.inputs)
 
     def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
         zeros = Records(np.zeros((1, *task.shape), dtype=np.float32), np.zeros(1, dtype=np.int64))

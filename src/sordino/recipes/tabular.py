@@ -44,6 +44,8 @@ __all__ = [
 
 
 Rows = npt.NDArray[np.float64]
+Labeled = tuple[Rows, npt.NDArray[np.generic]]
+"""Rows [n, d] in [−1, 1] and targets [n]: indices of classes, or numbers in their own unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +79,26 @@ class TabularTask:
         name: of the dataset.
         public: whether the training records are public.
         facts: the public facts.
-        train: rows [n, d] in [−1, 1] and targets [n]: class positions, or numbers in their own unit.
-        test: the same to measure on, or None.
+        train: records to train on.
+        test: records to measure on, or None.
     """
 
     name: str
     public: bool
     facts: PublicFacts
-    train: tuple[Rows, npt.NDArray[np.generic]]
-    test: tuple[Rows, npt.NDArray[np.generic]] | None
+    train: Labeled
+    test: Labeled | None
+
+    @property
+    def test_records(self) -> Labeled:
+        """Records to measure on.
+
+        Raises:
+            InvalidArgument: there are none.
+        """
+        if self.test is None or not len(self.test[0]):
+            raise InvalidArgument("table must have public test records to measure on, got none. Name a test file.")
+        return self.test
 
     @property
     def metric(self) -> str:
@@ -115,20 +128,18 @@ def make_tabular_task(dataset: DatasetSplits, *, target: str | None = None) -> T
         if target not in {None, "label"}:
             raise InvalidArgument(f"target must be 'label' for {dataset.name}, got {target!r}. Leave it out.")
         return _flat(dataset)
-    names = [column.name for column in schema.columns]
     if target is None or target == schema.target:
-        return _whole(dataset, schema)
-    is_column = target in names and _is_target(schema.columns[names.index(target)])
-    if target is not None and is_column and schema.target_bounds is None:
-        return _regression(dataset, schema, names.index(target))
+        return _encoded(dataset, schema)
+    numeric = {column.name: column for column in schema.columns if _is_target(column)}
     if schema.target_bounds is not None:
         raise InvalidArgument(
             f"target must be {schema.target!r}, the number that the schema declares, got {target!r}. Leave it out."
         )
-    numeric = [column.name for column in schema.columns if _is_target(column)]
-    raise InvalidArgument(
-        f"target must be {schema.target!r} or one of the numeric columns {', '.join(numeric)}, got {target!r}."
-    )
+    if target not in numeric:
+        raise InvalidArgument(
+            f"target must be {schema.target!r} or one of the numeric columns {', '.join(numeric)}, got {target!r}."
+        )
+    return _regression(dataset, schema, cast("NumericColumn", numeric[target]))
 
 
 def predicted_from(dataset: DatasetSplits, target: str | None) -> DatasetSplits:
@@ -150,78 +161,67 @@ def _is_target(column: TableColumn) -> bool:
     return isinstance(column, NumericColumn) and not (column.log or column.missing)
 
 
+def _task(dataset: DatasetSplits, facts: PublicFacts, rows: Callable[[Records], Labeled]) -> TabularTask:
+    return TabularTask(
+        name=dataset.name,
+        public=dataset.public,
+        facts=facts,
+        train=rows(dataset.train),
+        test=None if dataset.test is None else rows(dataset.test),
+    )
+
+
 def _flat(dataset: DatasetSplits) -> TabularTask:
-    def rows(records: Records) -> tuple[Rows, npt.NDArray[np.generic]]:
+    def rows(records: Records) -> Labeled:
         flat = records.features.reshape(len(records), -1).astype(np.float64)
         return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12), records.labels
 
-    return TabularTask(
-        name=dataset.name,
-        public=dataset.public,
-        facts=PublicFacts(
-            columns=math.prod(dataset.train.record_shape),
-            dataset_size=len(dataset.train),
-            data_norm=1.0,
-            one_hot=(),
-            target="label",
-            classes=len(dataset.labels),
-            target_bounds=None,
-        ),
-        train=rows(dataset.train),
-        test=None if dataset.test is None else rows(dataset.test),
+    facts = PublicFacts(
+        columns=math.prod(dataset.train.record_shape),
+        dataset_size=len(dataset.train),
+        data_norm=1.0,
+        one_hot=(),
+        target="label",
+        classes=len(dataset.labels),
+        target_bounds=None,
     )
+    return _task(dataset, facts, rows)
 
 
-def _whole(dataset: DatasetSplits, schema: Schema) -> TabularTask:
-    def rows(records: Records) -> tuple[Rows, npt.NDArray[np.generic]]:
-        return records.features.astype(np.float64), records.labels
-
-    return TabularTask(
-        name=dataset.name,
-        public=dataset.public,
-        facts=PublicFacts(
-            columns=schema.width(),
-            dataset_size=len(dataset.train),
-            data_norm=schema.data_norm,
-            one_hot=_groups(schema),
-            target=schema.target,
-            classes=len(dataset.labels) or None,
-            target_bounds=schema.target_bounds,
-        ),
-        train=rows(dataset.train),
-        test=None if dataset.test is None else rows(dataset.test),
+def _encoded(dataset: DatasetSplits, schema: Schema) -> TabularTask:
+    facts = PublicFacts(
+        columns=schema.width(),
+        dataset_size=len(dataset.train),
+        data_norm=schema.data_norm,
+        one_hot=_groups(schema),
+        target=schema.target,
+        classes=len(dataset.labels) or None,
+        target_bounds=schema.target_bounds,
     )
+    return _task(dataset, facts, lambda records: (records.features.astype(np.float64), records.labels))
 
 
-def _regression(dataset: DatasetSplits, schema: Schema, place: int) -> TabularTask:
-    column = schema.columns[place]
-    assert isinstance(column, NumericColumn)
-    start = sum(other.width for other in schema.columns[:place])
+def _regression(dataset: DatasetSplits, schema: Schema, column: NumericColumn) -> TabularTask:
+    start = sum(other.width for other in schema.columns[: schema.columns.index(column)])
     width, labels = schema.width(), len(dataset.labels)
 
-    def rows(records: Records) -> tuple[Rows, npt.NDArray[np.generic]]:
+    def rows(records: Records) -> Labeled:
         rest = np.delete(records.features, start, axis=1).astype(np.float64)
         scaled = records.features[:, start].astype(np.float64)
-        return np.hstack([rest, np.eye(labels)[records.labels]]), column.low + (scaled + 1) / 2 * (
-            column.high - column.low
-        )
+        targets = column.low + (scaled + 1) / 2 * (column.high - column.low)
+        return np.hstack([rest, np.eye(labels)[records.labels]]), targets
 
     moved = tuple(tuple(i - (i > start) for i in group) for group in _groups(schema))
-    return TabularTask(
-        name=dataset.name,
-        public=dataset.public,
-        facts=PublicFacts(
-            columns=width - 1 + labels,
-            dataset_size=len(dataset.train),
-            data_norm=schema.data_norm,  # one column less, the label more
-            one_hot=(*moved, tuple(range(width - 1, width - 1 + labels))),
-            target=column.name,
-            classes=None,
-            target_bounds=(column.low, column.high),
-        ),
-        train=rows(dataset.train),
-        test=None if dataset.test is None else rows(dataset.test),
+    facts = PublicFacts(
+        columns=width - 1 + labels,
+        dataset_size=len(dataset.train),
+        data_norm=schema.data_norm,  # one column less, the label more
+        one_hot=(*moved, tuple(range(width - 1, width - 1 + labels))),
+        target=column.name,
+        classes=None,
+        target_bounds=(column.low, column.high),
     )
+    return _task(dataset, facts, rows)
 
 
 def _groups(schema: Schema) -> tuple[tuple[int, ...], ...]:
@@ -397,7 +397,7 @@ class FittedTable:
     signs: bool
 
     def predict(self, rows: Rows) -> npt.NDArray[np.generic]:
-        """Class positions, or numbers in the target's unit [n]."""
+        """Indices of classes, or numbers in the target's unit [n]."""
         found = self.estimator.predict(rows)  # pyright: ignore[reportAttributeAccessIssue]
         return (found > 0).astype(np.int64) if self.signs else found
 
@@ -455,12 +455,10 @@ def non_private_scores(table: TabularTask) -> dict[str, float]:
             f"table must be public to be trained on without privacy, got {table.name!r}. Declare the data public only "
             "if anyone may see them."
         )
-    if table.test is None or not len(table.test[0]):
-        raise InvalidArgument("table must have test records, got none. Name a test file.")
+    (rows, targets), (test, truth) = table.train, table.test_records
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
-    (rows, targets), (test, truth) = table.train, table.test
     if table.facts.classes:
         models = {"linear": LogisticRegression(max_iter=1000), "trees": HistGradientBoostingClassifier(random_state=0)}
     else:
@@ -497,9 +495,7 @@ def trivial_score(table: TabularTask) -> float:
 
     Guarantee: none; the test records must be public. An accuracy that is not above it was reached without learning.
     """
-    if table.test is None or not len(table.test[0]):
-        raise InvalidArgument("table must have test records, got none. Name a test file.")
-    truth = table.test[1]
+    truth = table.test_records[1]
     if table.facts.classes:
         guess: float = int(np.bincount(truth.astype(np.int64)).argmax())
     else:
@@ -630,9 +626,7 @@ def _cell(
     made: Sequence[PrivateEstimator],
     progress: Callable[[], object] | None,
 ) -> MethodResult:
-    if table.test is None or not len(table.test[0]):
-        raise InvalidArgument("table must have public test records to compare on, got none. Name a test file.")
-    fits = []
+    test, fits = table.test_records, []
     for estimator in made:
         fits.append(fit_to(estimator, table))
         if progress is not None:
@@ -640,7 +634,7 @@ def _cell(
     return MethodResult(
         method=method.name,
         epsilon=epsilon,
-        scores=tuple(fit.score(*table.test) for fit in fits),
+        scores=tuple(fit.score(*test) for fit in fits),
         events=tuple(compose(list(fit.estimator.events_)) for fit in fits),
         neighboring_relation=common_relation([fit.estimator.guarantee_.neighboring_relation for fit in fits]),
     )

@@ -35,11 +35,9 @@ from sordino.mechanisms import GridGaussianMechanism, make_budget
 from sordino.mechanisms.calibration import GaussianBudget
 from sordino.randomness import KeyedRNG
 from sordino.recipes.recipe import PreparedRecipe, Recipe, RecipeTask, Stage, StageCharger
-from sordino.recipes.stages import FittedModule, charge_stage, restored_module, training_stage
-from sordino.recipes.training_config import cross_entropy_per_record
+from sordino.recipes.stages import FittedModule, charge_stage, fitted_module, restored_module, training_stage
 from sordino.recipes.transfer_recipes import CachedFeatures, Head, packaged_weights_folder, whitened_head
 from sordino.training.averaging import TailWeightAverage
-from sordino.training.fit import fit
 from sordino.training.plan import PerformanceOptions, Plan
 from sordino.transfer import PublicInput, feature_extractor
 
@@ -116,7 +114,19 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
     def run(records: Records, payment: StageCharger) -> FittedModule:
         charge_stage(weighing, payment)
         weights = _weights(_sums(shared, columns, payment.rng), records)
-        return _trained(records, payment, weights, plan, classes=task.classes)
+        inputs, module = _weighted(weights), nn.Linear(columns + 1, task.classes, bias=False)
+        nn.init.zeros_(module.weight)
+        return fitted_module(
+            module,
+            (inputs(records), records.tensors()[1]),
+            payment,
+            plan,
+            inputs=inputs,
+            extra={"word_weights": weights},
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=_RATE, momentum=_MOMENTUM, nesterov=True),
+            averaging=TailWeightAverage(fraction=0.1),
+            performance=PerformanceOptions(microbatch_size=4096),
+        )
 
     def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
         weights = tensors["word_weights"]
@@ -161,25 +171,6 @@ def _weighted(weights: Tensor) -> Callable[[Records], Tensor]:
         return torch.cat([rows, constant], dim=1) / math.sqrt(1 + _CONSTANT**2)
 
     return inputs
-
-
-def _trained(records: Records, payment: StageCharger, weights: Tensor, plan: Plan, *, classes: int) -> FittedModule:
-    inputs = _weighted(weights)
-    module = nn.Linear(len(weights) + 1, classes, bias=False)
-    nn.init.zeros_(module.weight)
-    fit(
-        module,
-        cross_entropy_per_record,
-        (inputs(records), records.tensors()[1]),
-        plan,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=_RATE, momentum=_MOMENTUM, nesterov=True),
-        averaging=TailWeightAverage(fraction=0.1),
-        performance=PerformanceOptions(microbatch_size=4096),
-        transcript=payment,
-        rng=payment.rng,
-        progress=payment.progress,
-    )
-    return FittedModule(module=module, inputs=inputs, extra={"word_weights": weights})
 
 
 HASHED_WORDS = Recipe(
@@ -309,11 +300,11 @@ def text_features(layers: tuple[int, ...] = _LAYERS) -> CachedFeatures:
         lengths = np.array([len(window) for window in flat], dtype=np.int64)
         sums = torch.zeros(len(read), _WIDTH * len(layers))
         for padded in np.unique(-(-lengths // _PADDED_TO) * _PADDED_TO).tolist():
-            places = np.flatnonzero(-(-lengths // _PADDED_TO) * _PADDED_TO == padded)
-            ids, mask = _filled([flat[place] for place in places], padded)
+            chosen = np.flatnonzero(-(-lengths // _PADDED_TO) * _PADDED_TO == padded)
+            ids, mask = _filled([flat[index] for index in chosen], padded)
             found = extract(ids, mask, batch_size=max(1, _TOKENS_AT_A_TIME // padded))
             sums.index_add_(
-                0, torch.from_numpy(owners[places]), found * torch.from_numpy(lengths[places]).float()[:, None]
+                0, torch.from_numpy(owners[chosen]), found * torch.from_numpy(lengths[chosen]).float()[:, None]
             )
         # A review's mean over all its tokens, up to its length, which each layer loses here.
         return F.normalize(sums.reshape(len(read), len(layers), _WIDTH), dim=2).flatten(1)
@@ -324,8 +315,8 @@ def text_features(layers: tuple[int, ...] = _LAYERS) -> CachedFeatures:
 def _filled(rows: Sequence[Sequence[int]], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Ids and mask (windows, length)."""
     ids, mask = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(2))
-    for place, row in enumerate(rows):
-        ids[place, : len(row)], mask[place, : len(row)] = row, 1
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], mask[index, : len(row)] = row, 1
     return ids, mask
 
 
@@ -366,9 +357,6 @@ MINILM = Recipe(
 #     Yu, Naik, Backurs, Gopi, Inan, Kamath, Kulkarni, Lee, Manoel, Wutschitz, Yekhanin, Zhang 2022, "Differentially
 #     private fine-tuning of language models".
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-_FIRST, _LAST = 101, 102
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,21 +461,17 @@ def _lora_prepare(task: RecipeTask, settings: LoraSettings) -> PreparedRecipe:
     plan = planned(noise)
 
     def run(records: Records, payment: StageCharger) -> FittedModule:
-        model = AdaptedMiniLM(task.classes, settings)
-        inputs = _reader(settings.tokens)
-        fit(
+        model, inputs = AdaptedMiniLM(task.classes, settings), _reader(settings.tokens)
+        return fitted_module(
             model,
-            cross_entropy_per_record,
             (inputs(records), records.tensors()[1]),
+            payment,
             plan,
+            inputs=inputs,
             optimizer=lambda weights: torch.optim.Adam(weights, lr=settings.learning_rate),
             averaging=TailWeightAverage(fraction=0.3),
             performance=PerformanceOptions(microbatch_size=64, device=task.device),
-            transcript=payment,
-            rng=payment.rng,
-            progress=payment.progress,
         )
-        return FittedModule(module=model, inputs=inputs)
 
     def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
         return restored_module(AdaptedMiniLM(task.classes, settings), tensors, inputs=_reader(settings.tokens))

@@ -19,8 +19,9 @@ Test accuracy measured with these constants at δ = 1e-5, lowest and highest of 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
@@ -41,11 +42,14 @@ from sordino.training.averaging import Averaging, TailWeightAverage
 from sordino.training.fit import FitResult, Transcript, fit
 
 __all__ = [
-    "MODEL_FACTORIES",
     "ModelFactory",
+    "NETWORKS",
+    "NetworkSpec",
     "TrainingConfig",
     "accuracy",
+    "evaluation_mode",
     "non_private_baseline",
+    "noise_limited_learning_rate",
     "recommend_config",
     "train_with_config",
 ]
@@ -54,65 +58,111 @@ __all__ = [
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one record's features, number of classes) ↦ a module that returns logits."""
 
-_MOMENTUM = 0.9
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """What was chosen on public data for one model.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NetworkSpec:
+    """How a network is trained: public numbers, fixed in advance.
 
     Args:
-        batch_size: expected batch size; None trains on full batches, which are simplest to account for and, for the
-            same number of steps, take the least noise a record.
+        build: (shape of a record, classes) ↦ module that returns logits.
+        batch_size: expected batch size; None for full batches, which are simplest to account for and, for the same
+            number of steps, take the least noise a record.
         steps: number of steps.
         max_grad_norm: clipping norm.
-        largest_learning_rate: the learning rate when noise is weak.
-        noise_per_weight: largest standard deviation of the noise accumulated in one weight.
-        averaged_fraction: share of the steps whose weights are averaged.
+        learning_rate: of SGD, or the plan ↦ it.
+        momentum: in [0, 1); Nesterov's when `nesterov`.
+        averaging: of the weights, or None.
+        view: a random view of a batch (features, labels), each record by itself; None for the records as they are.
+        views: views of a record whose gradients are averaged before clipping.
         microbatch_size: records that fit into memory together.
+        inputs: records ↦ the network's inputs, each record by itself; None passes features on.
+        noise_multiplier: fixes the noise; None takes the least that keeps the target.
+        description: the network in words, for the report.
     """
 
+    build: ModelFactory
     batch_size: int | None
     steps: int
     max_grad_norm: float
-    largest_learning_rate: float
-    noise_per_weight: float
-    averaged_fraction: float
-    microbatch_size: int
+    learning_rate: float | Callable[[Plan], float]
+    momentum: float = 0.9
+    nesterov: bool = True
+    averaging: Averaging | None = None
+    view: Callable[..., tuple[object, ...]] | None = None
+    views: int = 1
+    microbatch_size: int | None = None
+    inputs: Callable[[Records], Tensor] | None = None
+    noise_multiplier: float | None = None
+    description: str = ""
+
+    def plan(
+        self, *, dataset_size: int, delta: float, target_epsilon: float | None, dataset_size_is_public: bool = True
+    ) -> Plan:
+        """The plan whose noise is fixed, or the least for the target."""
+        size = dataset_size if self.batch_size is None else min(self.batch_size, dataset_size)
+        facts = {
+            "max_grad_norm": self.max_grad_norm,
+            "sample_rate": size / dataset_size,
+            "steps": self.steps,
+            "expected_batch_size": float(size),
+            "delta": delta,
+            "dataset_size_is_public": dataset_size_is_public,
+        }
+        if self.noise_multiplier is not None:
+            return Plan(noise_multiplier=self.noise_multiplier, **facts)
+        return Plan.for_epsilon(target_epsilon=checks.positive(target_epsilon=target_epsilon), **facts)
+
+    def rate(self, plan: Plan) -> float:
+        """The learning rate under this plan."""
+        return self.learning_rate(plan) if callable(self.learning_rate) else self.learning_rate
 
 
-_SETTINGS = {
-    "logistic": _Settings(
+def noise_limited_learning_rate(
+    *, largest: float, noise_per_weight: float, momentum: float = 0.9
+) -> Callable[[Plan], float]:
+    """The largest learning rate, at most `largest`, whose noise adds up to at most `noise_per_weight` in a weight."""
+
+    def rate(plan: Plan) -> float:
+        a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
+        return min(largest, noise_per_weight / (a_step * math.sqrt(plan.steps)))
+
+    return rate
+
+
+# What was chosen on public data for each model.
+NETWORKS: Mapping[str, NetworkSpec] = {
+    "logistic": NetworkSpec(
+        build=logistic,
         batch_size=None,
         steps=100,
         max_grad_norm=1.0,
-        largest_learning_rate=16.0,
-        noise_per_weight=1.0,
-        averaged_fraction=0.5,
+        learning_rate=noise_limited_learning_rate(largest=16.0, noise_per_weight=1.0),
+        averaging=TailWeightAverage(fraction=0.5),
         microbatch_size=4096,
+        description="logistic regression on records of norm 2",
     ),
-    "mlp": _Settings(
+    "mlp": NetworkSpec(
+        build=mlp,
         batch_size=4096,
         steps=200,
         max_grad_norm=1.0,
-        largest_learning_rate=4.0,
-        noise_per_weight=0.5,
-        averaged_fraction=0.5,
+        learning_rate=noise_limited_learning_rate(largest=4.0, noise_per_weight=0.5),
+        averaging=TailWeightAverage(fraction=0.5),
         microbatch_size=4096,
+        description="64 tanh units on records of norm 2",
     ),
-    "cnn": _Settings(
+    "cnn": NetworkSpec(
+        build=cnn,
         batch_size=2048,
         steps=240,
         max_grad_norm=0.3,
-        largest_learning_rate=5.3,
-        noise_per_weight=0.14,
-        averaged_fraction=0.25,
+        learning_rate=noise_limited_learning_rate(largest=5.3, noise_per_weight=0.14),
+        averaging=TailWeightAverage(fraction=0.25),
         microbatch_size=512,
+        description="tanh CNN",
     ),
 }
-_OTHER = _SETTINGS["cnn"]
-MODEL_FACTORIES: dict[str, ModelFactory] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
-"""The named models."""
+"""The named models, and how they are trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,25 +241,23 @@ def recommend_config(
         >>> recipe.plan.steps, recipe.plan.sample_rate, round(recipe.learning_rate, 1)
         (100, 1.0, 8.1)
     """
-    name = model if isinstance(model, str) else getattr(model, "__name__", "custom")
     if isinstance(model, str):
         checks.one_of(MODELS, model=model)
-    settings = _SETTINGS[model] if isinstance(model, str) else _OTHER
-    factory = MODEL_FACTORIES[model] if isinstance(model, str) else model
+        name, spec = model, NETWORKS[model]
+    else:
+        name, spec = getattr(model, "__name__", "custom"), replace(NETWORKS["cnn"], build=model)
+    if steps is not None:
+        spec = replace(spec, steps=checks.integer(1, steps=steps))
     dataset_size = checks.integer(1, dataset_size=dataset_size)
     if delta >= 1 / dataset_size:
         raise InvalidArgument(
             f"delta must be below 1 / dataset_size = {1 / dataset_size:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."
         )
-    batch_size = dataset_size if settings.batch_size is None else min(settings.batch_size, dataset_size)
-    plan = Plan.for_epsilon(
-        target_epsilon=target_epsilon,
+    plan = spec.plan(
+        dataset_size=dataset_size,
         delta=delta,
-        sample_rate=batch_size / dataset_size,
-        steps=settings.steps if steps is None else checks.integer(1, steps=steps),
-        max_grad_norm=settings.max_grad_norm,
-        expected_batch_size=float(batch_size),
+        target_epsilon=target_epsilon,
         dataset_size_is_public=dataset_size_is_public,
     )
     return TrainingConfig(
@@ -217,19 +265,12 @@ def recommend_config(
         shape=tuple(shape),
         classes=classes,
         plan=plan,
-        learning_rate=_learning_rate(plan, settings),
-        momentum=_MOMENTUM,
-        averaging=TailWeightAverage(fraction=settings.averaged_fraction),
-        performance=PerformanceOptions(microbatch_size=settings.microbatch_size, device=device),
-        factory=factory,
+        learning_rate=spec.rate(plan),
+        momentum=spec.momentum,
+        averaging=spec.averaging,
+        performance=PerformanceOptions(microbatch_size=spec.microbatch_size, device=device),
+        factory=spec.build,
     )
-
-
-def _learning_rate(plan: Plan, settings: _Settings) -> float:
-    """The largest stable one whose noise, added up over the run, stays below the model's bound."""
-    noise_a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
-    bound = settings.noise_per_weight / (noise_a_step * math.sqrt(plan.steps))
-    return min(settings.largest_learning_rate, bound)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -356,16 +397,22 @@ def accuracy(model: nn.Module, records: Records) -> float:
     """
     features, labels = records.tensors()
     checks.integer(1, records=len(labels))
+    chunks = zip(features.split(4096), labels.split(4096), strict=True)
+    with evaluation_mode(model) as device:
+        right = [(model(x.to(device)).argmax(1).cpu() == y).sum() for x, y in chunks]
+    return float(torch.stack(right).sum()) / len(labels)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[torch.device]:
+    """Within it the model is in evaluation mode; afterwards every part of it is in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
-    device = next(model.parameters()).device
     model.eval()
     try:
-        chunks = zip(features.split(4096), labels.split(4096), strict=True)
-        right = [(model(x.to(device)).argmax(1).cpu() == y).sum() for x, y in chunks]
+        yield next(model.parameters()).device
     finally:
         for module, mode in modes:
             module.training = mode
-    return float(torch.stack(right).sum()) / len(labels)
 
 
 def _same_shape(records: Records, recipe: TrainingConfig) -> None:

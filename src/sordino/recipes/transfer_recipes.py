@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -94,15 +94,15 @@ class CachedFeatures:
         folder = self._folder()
         kept = kept_here(("rows", self._settings), _Rows)
         kept.read(folder)
-        missing = list({key: place for place, key in enumerate(keys) if key not in kept.rows}.values())
+        missing = list({key: index for index, key in enumerate(keys) if key not in kept.rows}.values())
         # Without records there is still a width to find.
         starts = range(0, len(missing), _BLOCK) if keys else (0,)
         for start in _track(starts) if progress and missing else starts:
-            places = missing[start : start + _BLOCK]
-            found = self.extract(_part(records, places)).numpy().astype(np.float16)
+            chosen = missing[start : start + _BLOCK]
+            found = self.extract(_part(records, chosen)).numpy().astype(np.float16)
             if not keys:
                 return found.astype(np.float64)
-            block = [keys[place] for place in places]
+            block = [keys[index] for index in chosen]
             kept.rows.update(zip(block, found, strict=True))
             if folder is not None:
                 kept.write(folder, block, found)
@@ -146,9 +146,9 @@ def _keys(records: Records) -> list[bytes]:
     return [hashlib.sha256(np.ascontiguousarray(row).data).digest() for row in records.features]
 
 
-def _part(records: Records, places: Sequence[int]) -> Records:
-    texts = None if records.texts is None else tuple(records.texts[place] for place in places)
-    return Records(records.features[places], records.labels[places], texts)
+def _part(records: Records, chosen: Sequence[int]) -> Records:
+    texts = None if records.texts is None else tuple(records.texts[index] for index in chosen)
+    return Records(records.features[chosen], records.labels[chosen], texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +179,7 @@ class Head:
             delta=task.delta,
             classes=range(task.classes),
             dataset_size=task.dataset_size,
-            covariance_fraction=self.covariance_fraction,
-            ridge=self.ridge,
-            steps=self.steps,
-            max_grad_norm=self.max_grad_norm,
-            intercept_scaling=self.intercept_scaling,
-            learning_rate=self.learning_rate,
+            **asdict(self),
             random_state=rng.seed if rng is not None and seeded else None,
             reproducible=seeded,
         )
@@ -316,9 +311,9 @@ class InnerPhotographs(LitePhotographs):
     def __init__(self, pixels: int, blocks: Sequence[int]) -> None:
         super().__init__(pixels)
         self._held: list[Tensor] = []
-        places = self.net.get_submodule("_blocks")
+        stages = self.net.get_submodule("_blocks")
         for block in blocks:
-            places.get_submodule(str(block)).get_submodule("_project_conv").register_forward_pre_hook(self._hold)
+            stages.get_submodule(str(block)).get_submodule("_project_conv").register_forward_pre_hook(self._hold)
 
     def _hold(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._held.append(inputs[0].float().mean((2, 3)))
