@@ -38,9 +38,6 @@ from sordino.events import (
     SampledWithoutReplacement,
 )
 
-__all__ = ["ACCOUNTANTS", "delta", "epsilon", "epsilon_by_accountant", "get_accountant"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The accountants by name, in the order in which ``auto`` asks them.
 # ----------------------------------------------------------------------------------------------------------------------

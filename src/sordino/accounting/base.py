@@ -38,24 +38,6 @@ from sordino.events import (
     TruncatedPoissonSampled,
 )
 
-__all__ = [
-    "Accountant",
-    "Costs",
-    "EventCounts",
-    "Interval",
-    "PrivacyFilter",
-    "RemainingAmount",
-    "Repeated",
-    "add_costs",
-    "bounding_events",
-    "double_precision",
-    "flatten",
-    "round_down",
-    "sampled_epsilon",
-    "worst_direction",
-]
-
-
 _Prepared = TypeVar("_Prepared")
 _Loss = TypeVar("_Loss")
 

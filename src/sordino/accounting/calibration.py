@@ -32,18 +32,6 @@ from sordino.events import (
     ZeroConcentratedDP,
 )
 
-__all__ = [
-    "calibrate_batch_size",
-    "calibrate_delta",
-    "calibrate_noise_multiplier",
-    "calibrate_sample_rate",
-    "calibrate_steps",
-    "group_privacy_event",
-    "marginal_epsilon",
-    "without_amplification",
-]
-
-
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 1e7
 _DIGITS = 6
 

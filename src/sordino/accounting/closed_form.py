@@ -18,19 +18,6 @@ import numpy as np
 from sordino.accounting.gaussian_mixtures import FloatArray, MixturePair
 from sordino.errors import AccountingError
 
-__all__ = [
-    "HitCounts",
-    "add_direction_delta",
-    "bracket_crossing",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "invert_privacy_profile",
-    "remove_direction_delta",
-    "sampled_gaussian_delta",
-    "sampled_gaussian_epsilon",
-]
-
-
 _UNIT = 2.0**-53
 # erfcx and erfc are accurate to a few ulp; the factor leaves an order of magnitude.
 _SPECIAL_ERROR = 32 * _UNIT

@@ -26,13 +26,6 @@ from sordino.events import (
     RepeatAndSelect,
 )
 
-__all__ = [
-    "BasicCompositionAccountant",
-    "OptimalCompositionAccountant",
-    "parameters",
-    "step_parameters",
-]
-
 
 def parameters(steps: EventCounts, neighboring_relation: NeighboringRelation) -> list[tuple[float, float, int]]:
     """(ε_i, δ_i, count) of every distinct step.

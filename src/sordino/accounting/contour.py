@@ -50,17 +50,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError
 from sordino.events import Gaussian, PoissonSampled
 
-__all__ = [
-    "ClosedFormAccountant",
-    "ContourAccountant",
-    "ContourIntegral",
-    "RepeatedMGF",
-    "certifies_delta_bound",
-    "contour_delta",
-    "contour_epsilon",
-]
-
-
 # Relative error of δ aimed at, and the largest work (nodes in u × nodes in y, over all steps) spent on it.
 _ATTEMPTS = ((1e-11, 4e6), (1e-9, 6e7), (1e-7, 3e8))
 _ROUGH = 1e-4  # the same, where δ is only compared with a target

@@ -19,9 +19,6 @@ import numpy as np
 from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray
 
-__all__ = ["EqualStepsIntegral", "equal_steps_epsilon"]
-
-
 _TAIL = 9.6
 _LONGEST = 80.0
 _LADDER = 1.5 * 0.82 ** np.arange(16, dtype=np.float64)

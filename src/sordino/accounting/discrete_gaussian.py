@@ -20,8 +20,6 @@ from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray, CumulantValues
 from sordino.errors import AccountingError, UnsupportedEvent
 
-__all__ = ["DiscreteGaussianPLD", "DiscreteGaussianTransform", "sampled_discrete_gaussian_moments"]
-
 _FARTHEST = 38.0  # standard deviations at which e^{−x²/2σ²} leaves the doubles
 _LARGEST_LISTED = 13_000.0  # standard deviation up to which integers are listed
 _LARGEST_LOSS = 700.0  # e^L must be a double

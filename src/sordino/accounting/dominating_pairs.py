@@ -62,8 +62,6 @@ from sordino.events import (
     SampledWithReplacement,
 )
 
-__all__ = ["DominatingPair", "composed_pairs", "dominating_pairs", "pair_directions"]
-
 DominatingPair: TypeAlias = PrivacyLossDistribution | RandomAllocationPLD
 """A pair (P, Q), as the distribution of its loss."""
 

@@ -26,9 +26,6 @@ from sordino.events import (
 )
 from sordino.installation import require
 
-__all__ = ["from_dp_event", "to_dp_event"]
-
-
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 

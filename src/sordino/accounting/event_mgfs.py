@@ -38,16 +38,6 @@ from sordino.accounting.pld_mechanisms import DiscretePLD, GaussianMixturePLD, L
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 
-__all__ = [
-    "DiscreteCharacteristicFunction",
-    "DiscreteMGF",
-    "GaussianMixtureCharacteristicFunction",
-    "GaussianMixtureMGF",
-    "mgf_directions",
-    "pair_mgf",
-]
-
-
 _TAIL = 9.6  # P(N(0,1) > 9.6) < 5e-22
 _LOG_TAIL = 46.0
 _PANELS = 512

@@ -39,15 +39,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, PureDP, RepeatAndSelect, event_counts
 
-__all__ = [
-    "GDPFilter",
-    "RDPFilter",
-    "RDPOrdersFilter",
-    "ZCDPFilter",
-    "ZCDPOdometer",
-    "best_orders",
-]
-
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 

@@ -22,9 +22,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FloatArray", "Mixture", "MixtureComponent", "MixturePair"]
-
-
 FloatArray = NDArray[np.float64]
 
 # Above this exponent the sum 1 + Σ p (e^t − 1) is formed with its largest term factored out.

@@ -23,18 +23,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event, Gaussian, PoissonSampled
 
-__all__ = [
-    "AdvancedCompositionAccountant",
-    "HISTORICAL_ACCOUNTANTS",
-    "HeuristicEstimate",
-    "MomentsAccountant",
-    "TCDPAccountant",
-    "asymptotic_log_moment",
-    "asymptotic_moments_epsilon",
-    "central_limit_epsilon",
-    "published_advanced_composition",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeuristicEstimate:

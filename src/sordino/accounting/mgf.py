@@ -19,23 +19,6 @@ from numpy.typing import NDArray
 from sordino.accounting.base import Repeated
 from sordino.accounting.gaussian_mixtures import FloatArray
 
-__all__ = [
-    "CharacteristicFunction",
-    "ComplexArray",
-    "CumulantValues",
-    "GaussianMGF",
-    "LaplaceMGF",
-    "MomentGeneratingFunction",
-    "RepeatedMGF",
-    "SaddlePoint",
-    "choose_contour",
-    "evaluate_saddle_point",
-    "saddle_for_delta",
-    "saddle_for_epsilon",
-    "subsample_steps",
-]
-
-
 ComplexArray = NDArray[np.complex128]
 
 UNIT_ROUNDOFF = 2.0**-53

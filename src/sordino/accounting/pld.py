@@ -38,18 +38,6 @@ from sordino.accounting.pld_mechanisms import (
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError
 
-__all__ = [
-    "FewAtoms",
-    "PLDAccountant",
-    "PldCurve",
-    "RepeatedPLD",
-    "few_atoms",
-    "pld_delta",
-    "pld_directions",
-    "pld_epsilon",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Compositions of losses with few values, exactly: binomial sums instead of a lattice.
 #

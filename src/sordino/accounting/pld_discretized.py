@@ -24,20 +24,6 @@ from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray
 from sordino.accounting.pld_mechanisms import PrivacyLossDistribution
 from sordino.errors import AccountingError
 
-__all__ = [
-    "ComposedPLD",
-    "DiscretizedPLD",
-    "LARGEST_WINDOW",
-    "RandomAllocationPLD",
-    "allocation_lattices",
-    "allocation_support",
-    "gathered",
-    "optimistic_discretization",
-    "pessimistic_discretization",
-    "spread",
-]
-
-
 _TAIL_ERROR = 32 * UNIT_ROUNDOFF  # relative error of a tail probability
 _OFFERS, _LEVELS = 6, 3
 

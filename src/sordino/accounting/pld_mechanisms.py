@@ -16,21 +16,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import Event, PoissonSampled, ProjectedGaussian
 
-__all__ = [
-    "AveragedPLD",
-    "DiscretePLD",
-    "GaussianMixturePLD",
-    "LaplacePLD",
-    "PointwiseMaxPLD",
-    "PoissonSampledPLD",
-    "PrivacyLossDistribution",
-    "approximate_pld",
-    "distances",
-    "projected_plds",
-    "randomized_response_pld",
-]
-
-
 _LARGEST_LOSS = 700.0  # e^L must be a double
 _REACH = 14.0  # standard deviations beyond every component
 

@@ -26,8 +26,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, NoOp, PoissonSampled, PureDP, RepeatAndSelect, compose_counts
 
-__all__ = ["SelectionAccountant"]
-
 _LARGEST = 600.0
 _HALVINGS = 24
 

@@ -50,24 +50,6 @@ from sordino.events import (
     ZeroConcentratedDP,
 )
 
-__all__ = [
-    "GDPAccountant",
-    "MGFUpperBound",
-    "RDPAccountant",
-    "ZCDPAccountant",
-    "adding_moment",
-    "max_mu",
-    "max_rho",
-    "removing_moment",
-    "renyi_directions",
-    "renyi_divergence",
-    "rho_to_epsilon",
-    "step_rho",
-    "success_probability",
-    "zcdp_rho",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Moments of one use in one of t steps: what Rényi accounting knows of random allocation, at any δ.
 #

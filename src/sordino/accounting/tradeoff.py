@@ -28,19 +28,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event, Gaussian, PoissonSampled
 
-__all__ = [
-    "GaussianFit",
-    "fit_gaussian_trade_off",
-    "membership_advantage",
-    "privacy_loss_tail",
-    "privacy_profile",
-    "reconstruction_bound",
-    "shuffle_lower_bound",
-    "trade_off_curve",
-    "true_positive_rate",
-]
-
-
 _Curve = Callable[[float], float]
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 _FEW_RATES = 8

@@ -21,18 +21,6 @@ from sordino.errors import InvalidArgument
 from sordino.randomness import KeyedRNG
 from sordino.training.plan import Plan
 
-__all__ = [
-    "GradientCanaries",
-    "OneShotEstimate",
-    "RecordCanaries",
-    "draw_inclusion",
-    "mislabeled_canaries",
-    "normal_pair_epsilon",
-    "one_shot_estimate",
-    "synthetic_canaries",
-]
-
-
 _LOUD = 1000.0
 """A canary's gradient norm, in clipping norms."""
 

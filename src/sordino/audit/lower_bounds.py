@@ -25,26 +25,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event
 
-__all__ = [
-    "CanaryGuesses",
-    "EventTradeOffFamily",
-    "GaussianTradeOffFamily",
-    "LowerBound",
-    "MembershipTrials",
-    "TradeOffFamily",
-    "clopper_pearson",
-    "gaussian_mu",
-    "gaussian_multi_run",
-    "guess_canaries",
-    "make_trials",
-    "multi_run_trade_off_bound",
-    "one_run_lower_bound",
-    "one_run_p_value",
-    "one_run_trade_off_bound",
-    "rejects_curve",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Families of trade-off curves, ordered by strength: what an audit's null hypothesis may be.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -42,9 +42,6 @@ from sordino.mechanisms.categorical import clean_scores
 from sordino.mechanisms.correlated.noise_stream import CorrelatedNoiseStream
 from sordino.mechanisms.integer_noise import GridSumMechanism
 
-__all__ = ["ReplayReport", "Violation", "exact", "noise_deviation", "replay", "results_equal", "sensitivity_ratio"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # How far one unit moved what a mechanism was given, in units of its declared sensitivity.
 # ----------------------------------------------------------------------------------------------------------------------

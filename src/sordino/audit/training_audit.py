@@ -37,9 +37,6 @@ from sordino.training.fit import fit
 from sordino.training.optimizer_checks import OptimizerFactory, optimizer_for
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = ["AuditResult", "Check", "GradientObserver", "audit_training"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What an audit sees of a training, step by step: released gradients, and nothing else.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -39,17 +39,6 @@ from sordino.training.charging import BlockCharger
 from sordino.training.distributed import require_single_process
 from sordino.training.generators import BatchGenerators
 
-__all__ = [
-    "DistributedGaussian",
-    "DistributedServer",
-    "SimulatedSecureAggregation",
-    "power_of_two_size",
-    "rotate",
-    "rotate_back",
-    "signs",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The random rotation that spreads a vector over its coordinates: public and orthogonal.
 #

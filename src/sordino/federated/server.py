@@ -40,19 +40,6 @@ from sordino.training.optimizer_checks import register_private_parameters, unreg
 from sordino.training.private_run import ChargedBatch, PrivateRun
 from sordino.training.run_writer import TrainingState, open_run_writer, require_unused_key
 
-__all__ = [
-    "FederatedRound",
-    "PrivateServer",
-    "SERVER_OPTIMIZERS",
-    "Yogi",
-    "fed_adagrad",
-    "fed_adam",
-    "fed_avg",
-    "fed_avgm",
-    "fed_yogi",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Optimizers of the server: what is done with the noisy mean costs no privacy.
 #

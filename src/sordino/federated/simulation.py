@@ -27,9 +27,6 @@ from sordino.randomness import KeyedRNG, RandomStream
 from sordino.runs import RunFolder
 from sordino.training import Plan
 
-__all__ = ["FederatedResult", "LocalTraining", "simulate", "split_clients", "train_clients_batched"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Local training of several simulated clients at once: one product in place of many small ones.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -23,18 +23,6 @@ from sordino.randomness import KeyedRNG
 from sordino.shapes import Float
 from sordino.training.run_writer import require_unused_key
 
-__all__ = [
-    "GivenUpdate",
-    "LocalPrivacy",
-    "Update",
-    "UpdateStack",
-    "as_tensors",
-    "clipped_update",
-    "model_update",
-    "shared_parameters",
-]
-
-
 Update: TypeAlias = Mapping[str, Tensor]
 """Name of a shared parameter ↦ how far the client wants it moved, in the parameter's shape."""
 

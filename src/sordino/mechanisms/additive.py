@@ -44,20 +44,6 @@ from sordino.mechanisms.samplers import (
 )
 from sordino.randomness import KeyedRNG
 
-__all__ = [
-    "DiscreteGaussianMechanism",
-    "DiscreteLaplaceMechanism",
-    "GaussianMechanism",
-    "GeometricMechanism",
-    "GridGaussianMechanism",
-    "KNormMechanism",
-    "LaplaceMechanism",
-    "calibrated_noise_multiplier",
-    "coarse_multiple",
-    "laplace_event",
-    "release_in_l2",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMechanism:

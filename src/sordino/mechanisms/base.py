@@ -32,30 +32,6 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = [
-    "Bounds",
-    "FloatArray",
-    "Grid",
-    "Numbers",
-    "Release",
-    "ReleaseObserver",
-    "Released",
-    "category_codes",
-    "check_column_types",
-    "check_dimension",
-    "checked_bounds",
-    "finite_array",
-    "not_numeric",
-    "observable_release",
-    "observe_releases",
-    "open_category",
-    "ratio_at_least",
-    "record_matrix",
-    "to_float_array",
-    "whole_array",
-]
-
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Released: TypeAlias = np.float64 | FloatArray
 Bounds: TypeAlias = tuple[float, float]

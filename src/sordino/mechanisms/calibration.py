@@ -16,17 +16,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Gaussian, PureDP
 
-__all__ = [
-    "Budget",
-    "GaussianBudget",
-    "PureBudget",
-    "analytic_noise_multiplier",
-    "classical_noise_multiplier",
-    "gaussian_mechanism_delta",
-    "make_budget",
-]
-
-
 # The closed form is evaluated with a relative error below 1e-11 for δ ≥ 1e-300; the calibration stays that far inside.
 _MARGIN = 1e-9
 

@@ -29,17 +29,6 @@ from sordino.mechanisms.base import (
 from sordino.mechanisms.samplers import exponential, gumbel, laplace, uniform_below
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "AboveThreshold",
-    "AboveThresholdSession",
-    "ExponentialMechanism",
-    "GeneralizedExponentialMechanism",
-    "PermuteAndFlip",
-    "RandomizedResponseMechanism",
-    "ReportNoisyMax",
-    "clean_scores",
-]
-
 
 def clean_scores(scores: Numbers, *, bounds: Bounds | None = None, name: str = "scores") -> FloatArray:
     """Scores as a vector of floats, higher is better; one that is not finite counts as the worst.

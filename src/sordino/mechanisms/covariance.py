@@ -26,9 +26,6 @@ from sordino.mechanisms.integer_noise import record_bits
 from sordino.mechanisms.samplers import discrete_laplace, rounded_gaussian
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = ["PrivateCovariance", "PrivateSecondMoment"]
-
-
 IntegerArray = npt.NDArray[np.int64]
 
 # 2¹³ products of 2²⁰ by 2²⁰ stay below 2⁵³, where float64 counts every whole number.

@@ -25,8 +25,6 @@ from sordino.errors import PrivacyError
 from sordino.installation import is_installed
 from sordino.shapes import Float, Int
 
-__all__ = ["add_device_normal_", "chacha20_words", "normal_draws", "refuse_graph_capture"]
-
 # Blocks a tile: consecutive threads write consecutive draws.
 LANES = 128
 _WORDS = 16

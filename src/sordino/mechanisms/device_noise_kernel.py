@@ -17,8 +17,6 @@ require("triton", "triton", user="noise by a kernel")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-__all__ = ["add_normal_by_kernel_", "chacha20"]
-
 _LANES = tl.constexpr(LANES)
 _C0, _C1, _C2, _C3 = (tl.constexpr(word) for word in CONSTANTS)
 _DRAWS, _TAIL = tl.constexpr(DRAWS), tl.constexpr(TAIL)

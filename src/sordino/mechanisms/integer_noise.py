@@ -22,9 +22,6 @@ from sordino.mechanisms.calibration import Budget, PureBudget
 from sordino.mechanisms.samplers import LARGEST_STDDEV, discrete_laplace, rounded_gaussian
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = ["GridSumMechanism", "IntegerNoise", "record_bits"]
-
-
 IntegerArray = npt.NDArray[np.int64]
 
 

@@ -20,26 +20,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.randomness import RandomStream
 
-__all__ = [
-    "LARGEST_STDDEV",
-    "TailTable",
-    "bernoulli_exp",
-    "discrete_gaussian",
-    "discrete_laplace",
-    "exponential",
-    "gamma",
-    "geometric",
-    "geometric_at_inverse_e",
-    "gumbel",
-    "half_normal_integer",
-    "laplace",
-    "normal",
-    "rounded_gaussian",
-    "uniform_below",
-    "unit_ball_point",
-]
-
-
 FloatArray = npt.NDArray[np.float64]
 
 

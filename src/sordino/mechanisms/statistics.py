@@ -30,16 +30,6 @@ from sordino.mechanisms.integer_noise import IntegerNoise, record_bits
 from sordino.mechanisms.samplers import uniform_below
 from sordino.randomness import KeyedRNG
 
-__all__ = [
-    "PrivateCount",
-    "PrivateHistogram",
-    "PrivateMean",
-    "PrivateQuantile",
-    "PrivateSum",
-    "ThresholdedHistogram",
-    "expand_column_bounds",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateCount:

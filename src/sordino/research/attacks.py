@@ -24,31 +24,6 @@ from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
 from sordino.randomness import KeyedRNG
 
-__all__ = [
-    "ClassPrototype",
-    "Federation",
-    "Impersonation",
-    "Impersonator",
-    "Inversion",
-    "Protection",
-    "Reconstruction",
-    "class_prototype",
-    "difference_attack",
-    "gradient_of_update",
-    "impersonate",
-    "invert_by_direction",
-    "invert_by_matching",
-    "label_from_sign",
-    "least_squares_reconstruction",
-    "privatized_gradient",
-    "psnr",
-    "read_linear_layer",
-    "reconstruct_bits",
-    "shared_gradient",
-    "ssim",
-]
-
-
 _INNER = 20
 _CLOSE_ENOUGH = 1e-12
 

@@ -27,8 +27,6 @@ from sordino.randomness import KeyedRNG
 if TYPE_CHECKING:
     from sordino.estimators.losses import Loss
 
-__all__ = ["BoltOnDescent"]
-
 # Steps of two runs next to each other are computed in double precision: what rounding adds is far below this share.
 _ROUNDING = 1e-6
 

@@ -33,22 +33,6 @@ from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
 from sordino.randomness import KeyedRNG
 
-__all__ = [
-    "Convergence",
-    "KernelRow",
-    "Kernels",
-    "PUBLISHED",
-    "RecordLoss",
-    "SubgroupGap",
-    "TangentKernel",
-    "compute_kernels",
-    "cross_entropy",
-    "measure_convergence",
-    "measure_tangent_kernel",
-    "subgroup_gaps",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Jacobians and tangent kernels of a model on a batch, layer by layer.
 #

@@ -25,9 +25,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.optimizers import GradientFilter, parameter_entries
 
-__all__ = ["DebiasedMomentum", "Kalman", "LowPass", "restore_parameters"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # A simplified Kalman filter of the gradient: predicted from the last step, then corrected.
 # ----------------------------------------------------------------------------------------------------------------------

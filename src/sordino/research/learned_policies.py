@@ -22,8 +22,6 @@ from sordino.randomness import KeyedRNG
 from sordino.schedules import ListSchedule
 from sordino.training import Plan
 
-__all__ = ["LearnedPolicy", "LearnedUpdate", "learn_policy"]
-
 _INPUTS, _HIDDEN = 3, 4
 _WEIGHTS = _INPUTS + _HIDDEN * (_INPUTS + 2)  # straight path; for each hidden unit its inputs, offset and output
 _IDENTITY = (1.0, 0.0, 0.0, *(0.0 for _ in range(_WEIGHTS - _INPUTS)))

@@ -21,23 +21,6 @@ from sordino.mechanisms.tensor_noise import standard_normal
 from sordino.randomness import KeyedRNG, RandomStream
 from sordino.schedules import ListSchedule
 
-__all__ = [
-    "LearnedSchedule",
-    "constant_noise_schedule",
-    "estimate_influence",
-    "excess_risk_bound",
-    "exponential_influence",
-    "learn_schedule",
-    "max_momentum_learning_rate",
-    "momentum_effect",
-    "momentum_influence",
-    "noise_influence",
-    "noise_to_signal",
-    "optimal_noise_schedule",
-    "optimal_steps",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # How much the noise of each step costs at the end, and the schedule that makes the least of it.
 #

@@ -26,9 +26,6 @@ from sordino.training.probing.snapshots import preserve_rng_state
 from sordino.training.probing.torch_modes import PublicDivisor
 from sordino.training.pytree import map_tensors
 
-__all__ = ["ProjectedAccumulator", "ProjectedClipping"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Clipping by norms that are estimated from random projections.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ from sordino.mechanisms.base import Bounds, FloatArray, Numbers, checked_bounds,
 from sordino.mechanisms.samplers import laplace
 from sordino.randomness import KeyedRNG
 
-__all__ = ["SmoothMedian", "local_sensitivity_of_median", "smooth_sensitivity_of_median"]
-
 
 def _sorted_with_bounds(values: Numbers, bounds: Bounds) -> tuple[FloatArray, int]:
     """Sorted values between as many copies of the bounds as can be asked for, and the place of the median."""

@@ -36,16 +36,6 @@ from sordino.randomness import KeyedRNG
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "MembershipAttack",
-    "MembershipReport",
-    "NO_PROOF",
-    "SubgroupResult",
-    "membership_report",
-    "plot_roc",
-    "subgroup_results",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Where an attack bites hardest: by class, and by how hard a record is.

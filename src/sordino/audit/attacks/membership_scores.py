@@ -20,25 +20,6 @@ from sordino.errors import InvalidArgument
 from sordino.installation import require
 from sordino.randomness import KeyedRNG
 
-__all__ = [
-    "Confidence",
-    "ReferenceModels",
-    "TrainReference",
-    "confidence",
-    "gaussian_log_ratio",
-    "lira_offline",
-    "lira_online",
-    "loss_scores",
-    "quantile_scores",
-    "rmia_average",
-    "rmia_offset",
-    "rmia_scores",
-    "shadow_scores",
-    "standard_training",
-    "train_references",
-]
-
-
 Floats = NDArray[np.float64]
 
 # With fewer models on one side a record's own variance is mostly noise (the paper pools below 64 models in all).

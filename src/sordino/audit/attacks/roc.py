@@ -12,18 +12,6 @@ from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import Event
 
-__all__ = [
-    "MembershipBound",
-    "RateInterval",
-    "RocCurve",
-    "membership_bound",
-    "membership_bound_of_claim",
-    "membership_bound_of_epsilon",
-    "min_non_members",
-    "roc_curve",
-]
-
-
 Floats = NDArray[np.float64]
 
 # Below this many expected false positives a rate says more about single non-members than about the attack.

@@ -44,9 +44,6 @@ from sordino.audit.conformance.framework import (
 from sordino.audit.conformance.gradient_cases import CROSS_ENTROPY
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 
-__all__ = ["BATCHES", "CheckedEngine", "ENGINE_CHECKS", "check_engine"]
-
-
 BATCHES: dict[str, Case] = {}
 _C = 0.5
 

@@ -21,33 +21,6 @@ from sordino.training.engine import PrivacyEngine
 from sordino.training.fit import fit
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = [
-    "Batch",
-    "Case",
-    "CaseResult",
-    "Checkpointed",
-    "ConformanceFailure",
-    "ConformanceLoss",
-    "EngineLibrary",
-    "EngineTraining",
-    "FitLibrary",
-    "Library",
-    "NotSupported",
-    "PrivateTraining",
-    "case",
-    "check_sums",
-    "distance",
-    "exact_sum",
-    "l2_norm",
-    "library_paths",
-    "must_be_exact",
-    "must_stay_within",
-    "set_parameters",
-    "synthetic_integers",
-    "synthetic_normal",
-]
-
-
 _CHECKPOINT = "checkpoint.safetensors"
 # The columns of some records.
 Batch = Sequence[Tensor]

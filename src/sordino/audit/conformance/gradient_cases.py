@@ -26,9 +26,6 @@ from sordino.audit.conformance.framework import (
     synthetic_normal,
 )
 
-__all__ = ["COUPLING", "EXACTNESS", "SENSITIVITY"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Cases: records that touch each other are refused, or stay within the bound all the same; neighbors of those work.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -32,14 +32,6 @@ from sordino.mechanisms.correlated.strategies import (
 if TYPE_CHECKING:
     from sordino.mechanisms.correlated.noise_stream import CorrelatedNoiseStream
 
-__all__ = [
-    "CorrelatedGaussianMechanism",
-    "participation_from_dict",
-    "participation_to_dict",
-    "strategy_from_dict",
-    "strategy_to_dict",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelatedGaussianMechanism:

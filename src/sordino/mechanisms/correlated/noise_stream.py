@@ -22,9 +22,6 @@ from sordino.randomness import KeyedRNG
 if TYPE_CHECKING:
     from sordino.mechanisms.correlated.mechanism import CorrelatedGaussianMechanism
 
-__all__ = ["CorrelatedNoiseStream"]
-
-
 _NAME = "correlated_noise.{}"
 
 

@@ -39,17 +39,6 @@ from sordino.mechanisms.correlated.strategies import (
     toeplitz,
 )
 
-__all__ = [
-    "NoiseCandidate",
-    "choose_correlated_noise",
-    "max_error",
-    "mean_error",
-    "optimize_banded",
-    "optimize_buffered",
-    "prefix_variances",
-]
-
-
 _HOPELESS = 1e10
 
 

@@ -18,17 +18,6 @@ from sordino.mechanisms.correlated.strategies import (
     tree_sensitivity,
 )
 
-__all__ = [
-    "CyclicPoisson",
-    "FixedEpochOrder",
-    "LARGEST_MATRIX",
-    "MinSeparation",
-    "Participation",
-    "SingleParticipation",
-    "matrix_sensitivity",
-    "sensitivity",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SingleParticipation:

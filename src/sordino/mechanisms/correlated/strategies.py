@@ -23,28 +23,6 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = [
-    "BandedInverse",
-    "BandedToeplitz",
-    "BinaryTree",
-    "BufferedToeplitz",
-    "DenseStrategy",
-    "FloatArray",
-    "IndependentNoise",
-    "Recurrence",
-    "Strategy",
-    "noise_matrix",
-    "optimize_dense",
-    "prefix_workload",
-    "ratio",
-    "series_product",
-    "square_root_coefficients",
-    "strategy_digest",
-    "toeplitz",
-    "tree_sensitivity",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Power series: first columns of lower-triangular Toeplitz matrices, their products and inverses.
 #
