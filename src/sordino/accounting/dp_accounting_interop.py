@@ -5,7 +5,11 @@ sensitivity under add-or-remove; under replace-one its PLD accountant doubles th
 multiplier is always relative to the sensitivity under the declared relation, so replace-one halves it on reading.
 """
 
-from typing import Any, cast
+import math
+from dataclasses import fields
+from numbers import Integral
+from operator import attrgetter
+from typing import Any
 
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
@@ -27,6 +31,19 @@ from sordino.events import (
 from sordino.installation import require
 
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+# Each kind of event, its DpEvent, and the names of the latter's arguments in the order of the event's fields.
+_COUNTERPARTS: tuple[tuple[type[Event], str, tuple[str, ...]], ...] = (
+    (NoOp, "NoOpDpEvent", ()),
+    (Gaussian, "GaussianDpEvent", ("noise_multiplier",)),
+    (GaussianMixture, "dp_event.MixtureOfGaussiansDpEvent", ("standard_deviation", "sensitivities", "sampling_probs")),
+    (Laplace, "LaplaceDpEvent", ("noise_multiplier",)),
+    (PoissonSampled, "PoissonSampledDpEvent", ("sampling_probability", "event")),
+    (SampledWithoutReplacement, "SampledWithoutReplacementDpEvent", ("source_dataset_size", "sample_size", "event")),
+    (SampledWithReplacement, "SampledWithReplacementDpEvent", ("source_dataset_size", "sample_size", "event")),
+    (SelfComposed, "SelfComposedDpEvent", ("event", "count")),
+    (Composed, "ComposedDpEvent", ("events",)),
+    (ZeroConcentratedDP, "ZCDpEvent", ("rho",)),
+)
 
 
 def _module() -> Any:
@@ -47,50 +64,24 @@ def from_dp_event(source: object, *, neighboring_relation: NeighboringRelation =
         UnsupportedEvent: the DpEvent has no counterpart.
     """
     dpa = _module()
-    factor = NeighboringRelation(neighboring_relation).sensitivity_factor
-    item = cast("Any", source)
-    if isinstance(source, dpa.NoOpDpEvent):
-        return NoOp()
+    relation = NeighboringRelation(neighboring_relation)
     if isinstance(source, dpa.NonPrivateDpEvent):
         return NonPrivate(reason="NonPrivateDpEvent")
-    if isinstance(source, dpa.GaussianDpEvent):
-        return Gaussian(noise_multiplier=float(item.noise_multiplier) / factor)
-    if isinstance(source, dpa.dp_event.MixtureOfGaussiansDpEvent):
-        return GaussianMixture(
-            noise_multiplier=float(item.standard_deviation),
-            sensitivities=tuple(float(value) for value in item.sensitivities),
-            probabilities=tuple(float(value) for value in item.sampling_probs),
-        )
-    if isinstance(source, dpa.LaplaceDpEvent):
-        return Laplace(noise_multiplier=float(item.noise_multiplier) / factor)
-    if isinstance(source, dpa.PoissonSampledDpEvent):
-        inner = from_dp_event(item.event, neighboring_relation=neighboring_relation)
-        return PoissonSampled(sample_rate=float(item.sampling_probability), event=inner)
-    if isinstance(source, dpa.SampledWithoutReplacementDpEvent):
-        inner = from_dp_event(item.event, neighboring_relation=neighboring_relation)
-        return SampledWithoutReplacement(
-            dataset_size=int(item.source_dataset_size), sample_size=int(item.sample_size), event=inner
-        )
-    if isinstance(source, dpa.SampledWithReplacementDpEvent):
-        inner = from_dp_event(item.event, neighboring_relation=neighboring_relation)
-        return SampledWithReplacement(
-            dataset_size=int(item.source_dataset_size), sample_size=int(item.sample_size), event=inner
-        )
-    if isinstance(source, dpa.SelfComposedDpEvent):
-        return SelfComposed(
-            event=from_dp_event(item.event, neighboring_relation=neighboring_relation), count=int(item.count)
-        )
-    if isinstance(source, dpa.ComposedDpEvent):
-        return Composed(
-            events=tuple(from_dp_event(part, neighboring_relation=neighboring_relation) for part in item.events)
-        )
-    return _from_parameters(dpa, source)
 
+    def value(given: Any) -> Any:
+        if isinstance(given, dpa.DpEvent):
+            return from_dp_event(given, neighboring_relation=relation)
+        if isinstance(given, int | Integral):
+            return int(given)
+        return tuple(map(value, given)) if hasattr(given, "__len__") else float(given)
 
-def _from_parameters(dpa: Any, source: object) -> Event:
-    item = cast("Any", source)
-    if isinstance(source, dpa.ZCDpEvent) and float(getattr(item, "xi", 0.0)) == 0:
-        return ZeroConcentratedDP(rho=float(item.rho))
+    for kind, name, arguments in _COUNTERPARTS:
+        # A zCDP event with an offset ξ has no counterpart.
+        if isinstance(source, attrgetter(name)(dpa)) and float(getattr(source, "xi", 0.0)) == 0:
+            values = [value(getattr(source, argument)) for argument in arguments]
+            if kind in (Gaussian, Laplace):
+                values = [values[0] / relation.sensitivity_factor]
+            return kind(**dict(zip((item.name for item in fields(kind)), values, strict=True)))
     raise UnsupportedEvent(f"DpEvent must have a counterpart here, got {type(source).__name__}. Describe it by hand.")
 
 
@@ -101,48 +92,22 @@ def to_dp_event(event: Event, *, neighboring_relation: NeighboringRelation = _AD
         UnsupportedEvent: the event has no counterpart.
     """
     dpa = _module()
-    factor = NeighboringRelation(neighboring_relation).sensitivity_factor
-    match event:
-        case NoOp():
-            return dpa.NoOpDpEvent()
-        case NonPrivate():
-            return dpa.NonPrivateDpEvent()
-        case Gaussian():
-            return dpa.GaussianDpEvent(event.noise_multiplier * factor)
-        case GaussianMixture():
-            return dpa.dp_event.MixtureOfGaussiansDpEvent(
-                event.noise_multiplier, list(event.sensitivities), list(event.probabilities)
-            )
-        case Laplace():
-            return dpa.LaplaceDpEvent(event.noise_multiplier * factor)
-        case PoissonSampled():
-            return dpa.PoissonSampledDpEvent(
-                event.sample_rate, to_dp_event(event.event, neighboring_relation=neighboring_relation)
-            )
-        case SampledWithoutReplacement():
-            inner = to_dp_event(event.event, neighboring_relation=neighboring_relation)
-            return dpa.SampledWithoutReplacementDpEvent(event.dataset_size, event.sample_size, inner)
-        case SampledWithReplacement():
-            inner = to_dp_event(event.event, neighboring_relation=neighboring_relation)
-            return dpa.SampledWithReplacementDpEvent(event.dataset_size, event.sample_size, inner)
-        case SelfComposed():
-            return dpa.SelfComposedDpEvent(
-                to_dp_event(event.event, neighboring_relation=neighboring_relation), event.count
-            )
-        case Composed():
-            return dpa.ComposedDpEvent(
-                [to_dp_event(part, neighboring_relation=neighboring_relation) for part in event.events]
-            )
-        case ZeroConcentratedDP():
-            return dpa.ZCDpEvent(event.rho)
-        case RandomizedResponse():
-            share = event.categories / (event.categories - 1 + _exp(event.epsilon))
-            return dpa.RandomizedResponseDpEvent(share, event.categories)
-        case _:
-            raise UnsupportedEvent(f"event must have a DpEvent, got {event.kind}. Exchange its JSON instead.")
+    relation = NeighboringRelation(neighboring_relation)
 
+    def value(given: object) -> object:
+        if isinstance(given, Event):
+            return to_dp_event(given, neighboring_relation=relation)
+        return list(map(value, given)) if isinstance(given, tuple) else given
 
-def _exp(x: float) -> float:
-    import math
-
-    return math.exp(min(x, 700.0))
+    if isinstance(event, NonPrivate):
+        return dpa.NonPrivateDpEvent()
+    if isinstance(event, RandomizedResponse):
+        share = event.categories / (event.categories - 1 + math.exp(min(event.epsilon, 700.0)))
+        return dpa.RandomizedResponseDpEvent(share, event.categories)
+    for kind, name, _ in _COUNTERPARTS:
+        if type(event) is kind:
+            values = [value(getattr(event, item.name)) for item in fields(event)]
+            if isinstance(event, Gaussian | Laplace):
+                values = [event.noise_multiplier * relation.sensitivity_factor]
+            return attrgetter(name)(dpa)(*values)
+    raise UnsupportedEvent(f"event must have a DpEvent, got {event.kind}. Exchange its JSON instead.")

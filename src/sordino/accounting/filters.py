@@ -19,6 +19,7 @@ Example:
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -43,20 +44,22 @@ _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 class _OneMeasure(PrivacyFilter):
-    """A filter whose one measure has a limit."""
+    """A filter whose one measure has a limit.
+
+    Attributes:
+        budget: the most that may be charged.
+    """
 
     measure = ""
 
-    def __init__(
-        self, limit: float, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation
-    ) -> None:
+    def __init__(self, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation = _ADD) -> None:
+        checks.probability(delta=delta, zero=False, one=False)
         super().__init__(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation)
-        self._budget = limit
+        self.budget = self._limit()
 
-    @property
-    def budget(self) -> float:
-        """The most that may be charged."""
-        return self._budget
+    @abstractmethod
+    def _limit(self) -> float:
+        """The largest total that is (ε, δ)-private."""
 
     @property
     def spent(self) -> float:
@@ -74,12 +77,12 @@ class _OneMeasure(PrivacyFilter):
 
     def fits(self, total: Costs) -> bool:
         """Whether the total is at most the budget."""
-        return total[0] <= self._budget
+        return total[0] <= self.budget
 
     def remaining_beside(self, total: Costs) -> RemainingAmount:
         """The amount that may still be spent."""
-        rest = max(0.0, self._budget - total[0])
-        return RemainingAmount(rest, self.measure, rest / self._budget if self._budget > 0 else 0.0)
+        rest = max(0.0, self.budget - total[0])
+        return RemainingAmount(rest, self.measure, rest / self.budget if self.budget > 0 else 0.0)
 
 
 class ZCDPFilter(_OneMeasure):
@@ -92,11 +95,8 @@ class ZCDPFilter(_OneMeasure):
 
     measure = "ρ"
 
-    def __init__(self, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation = _ADD) -> None:
-        checks.positive(epsilon=epsilon)
-        checks.probability(delta=delta, zero=False, one=False)
-        limit = max_rho(epsilon, delta)
-        super().__init__(limit, epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation)
+    def _limit(self) -> float:
+        return max_rho(self._epsilon, self._delta)
 
     def costs(self, event: Event) -> Costs:
         """The event's ρ; events without one raise `UnsupportedEvent`."""
@@ -112,11 +112,8 @@ class GDPFilter(_OneMeasure):
 
     measure = "μ²"
 
-    def __init__(self, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation = _ADD) -> None:
-        checks.positive(epsilon=epsilon)
-        checks.probability(delta=delta, zero=False, one=False)
-        limit = max_mu(epsilon, delta) ** 2 * (1 - 1e-15)
-        super().__init__(limit, epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation)
+    def _limit(self) -> float:
+        return max_mu(self._epsilon, self._delta) ** 2 * (1 - 1e-15)
 
     def costs(self, event: Event) -> Costs:
         """Σ μ² of Gaussians without sampling; others raise `UnsupportedEvent`."""
@@ -160,11 +157,11 @@ class RDPFilter(_OneMeasure):
     def __init__(
         self, *, epsilon: float, delta: float, order: float, neighboring_relation: NeighboringRelation = _ADD
     ) -> None:
-        checks.positive(epsilon=epsilon)
-        checks.probability(delta=delta, zero=False, one=False)
         self._lam = checks.positive(order_minus_one=order - 1, hint="Choose an order > 1.")
-        limit = max(0.0, _moment_limit(self._lam, epsilon, delta))
-        super().__init__(limit, epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation)
+        super().__init__(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation)
+
+    def _limit(self) -> float:
+        return max(0.0, _moment_limit(self._lam, self._epsilon, self._delta))
 
     def costs(self, event: Event) -> Costs:
         """Upper bound on K(λ) of the event, worse direction."""

@@ -8,6 +8,7 @@ References:
     Box, Muller 1958. Devroye 1986, "Non-uniform random variate generation", sections II.2 and V.4.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
@@ -143,7 +144,7 @@ half_normal_integer = TailTable(_half_normal_digits)
 # Exact draws of integers: uniform, Bernoulli(e^−γ), geometric, discrete Laplace, discrete Gaussian.
 #
 # Only integers are compared and only random words are drawn, so what is below is exact: no logarithm, no rounding of
-# a float. All draws are vectorized by rejection: propose many, keep the accepted ones. Which places are accepted is
+# a float. All draws are vectorized by rejection: propose many, keep the accepted ones. Which proposals are accepted is
 # independent of the accepted values, hence the first `count` of them are a fair sample. The time a draw takes depends
 # on secret bits; a timing observer is not covered.
 #
@@ -203,26 +204,39 @@ def _bernoulli_exp_fraction(numerator: IntegerArray, denominator: int, stream: R
     return _alternate(trial, len(numerator), 1, stream)
 
 
-def _alternate(
-    trial: Callable[[IntegerArray], BooleanArray], count: int, divisor: int, stream: RandomStream
-) -> BooleanArray:
-    """True with probability exp(−p/divisor) where `trial` draws fresh Bernoulli(p) at the given places.
+def _alternating(count: int, survives: Callable[[IntegerArray, int], BooleanArray]) -> BooleanArray:
+    """Von Neumann's comparison: for each index, whether its run of successes is broken at an odd turn.
 
-    The run of successes of Bernoulli(p/(divisor·K)), K = 1, 2, …, is broken at an odd K with probability
-    1 − γ + γ²/2! − γ³/3! + … = e^−γ, γ = p/divisor.
+    Where turn K = 1, 2, … succeeds with probability γ/K, that has probability 1 − γ + γ²/2! − γ³/3! + … = e^−γ.
+
+    Args:
+        count: of independent runs.
+        survives: (indices of the runs that go on, turn) ↦ fresh outcomes of their turn.
     """
     outcome = np.empty(count, dtype=np.bool_)
     alive = np.arange(count)
     turn = 1
     while alive.size:
-        success = trial(alive)
-        if divisor * turn > 1:
-            hopeful = np.flatnonzero(success)
-            success[hopeful] = uniform_below(divisor * turn, len(hopeful), stream) == 0
+        success = survives(alive, turn)
         outcome[alive[~success]] = turn % 2 == 1
         alive = alive[success]
         turn += 1
     return outcome
+
+
+def _alternate(
+    trial: Callable[[IntegerArray], BooleanArray], count: int, divisor: int, stream: RandomStream
+) -> BooleanArray:
+    """True with probability exp(−p/divisor) where `trial` draws fresh Bernoulli(p) at the given indices."""
+
+    def survives(index: IntegerArray, turn: int) -> BooleanArray:
+        success = trial(index)
+        if divisor * turn > 1:
+            hopeful = np.flatnonzero(success)
+            success[hopeful] = uniform_below(divisor * turn, len(hopeful), stream) == 0
+        return success
+
+    return _alternating(count, survives)
 
 
 def _accepted(count: int, rate: float, propose: Callable[[int], IntegerArray]) -> IntegerArray:
@@ -357,48 +371,39 @@ class _LazyUniforms:
         self.first = uniform_below(1 << word_bits, count, stream)
         self._more: dict[int, list[int]] = {}
 
-    def second(self, places: IntegerArray) -> IntegerArray:
+    def second(self, index: IntegerArray) -> IntegerArray:
         """The second word of each of these uniforms; those that a comparison has drawn already are kept."""
-        words = uniform_below(1 << self._bits, len(places), self._stream)
+        words = uniform_below(1 << self._bits, len(index), self._stream)
         if self._more:
-            for position, place in enumerate(places):
-                if self._more.get(int(place)):
-                    words[position] = self._more[int(place)][0]
+            for position, uniform in enumerate(index.tolist()):
+                if self._more.get(uniform):
+                    words[position] = self._more[uniform][0]
         return words
 
-    def digits(self, place: int, *, second: int | None = None) -> Iterator[int]:
+    def digits(self, index: int, *, second: int | None = None) -> Iterator[int]:
         """All words of one uniform, without end; the first time they are asked for they are drawn and kept."""
-        yield int(self.first[place])
-        kept = self._more.setdefault(place, [])
+        yield int(self.first[index])
+        kept = self._more.setdefault(index, [])
         if not kept and second is not None:
             kept.append(second)
-        position = 0
-        while True:
+        for position in itertools.count():
             if position == len(kept):
                 kept.append(self.word())
             yield kept[position]
-            position += 1
 
     def word(self) -> int:
         """One fresh word."""
         return int(uniform_below(1 << self._bits, 1, self._stream)[0])
 
-    def exceed_fresh(self, places: IntegerArray) -> BooleanArray:
+    def exceed_fresh(self, index: IntegerArray) -> BooleanArray:
         """Whether each of these uniforms is above a fresh one."""
-        rivals = uniform_below(1 << self._bits, len(places), self._stream)
-        own = self.first[places]
+        rivals = uniform_below(1 << self._bits, len(index), self._stream)
+        own = self.first[index]
         above = rivals < own
         for tied in np.flatnonzero(rivals == own):
-            later = self.digits(int(places[tied]))
-            next(later)
-            above[tied] = self._above_fresh(later)
+            later = itertools.islice(self.digits(int(index[tied])), 1, None)
+            above[tied] = next(rival < word for word in later if (rival := self.word()) != word)
         return above
-
-    def _above_fresh(self, later: Iterator[int]) -> bool:
-        while True:
-            own, rival = next(later), self.word()
-            if own != rival:
-                return rival < own
 
 
 def _propose(stddev: int, count: int, stream: RandomStream, word_bits: int) -> IntegerArray:
@@ -420,49 +425,35 @@ def _propose(stddev: int, count: int, stream: RandomStream, word_bits: int) -> I
 
 def _exp_half_square(fraction: _LazyUniforms, stream: RandomStream) -> BooleanArray:
     """For every uniform x: True with probability e^{−x²/2}, by the alternating series in x²/(2K)."""
-    outcome = np.empty(len(fraction.first), dtype=np.bool_)
-    alive = np.arange(len(outcome))
-    turn = 1
-    while alive.size:
-        success = uniform_below(2 * turn, len(alive), stream) == 0
+
+    def survives(index: IntegerArray, turn: int) -> BooleanArray:
+        success = uniform_below(2 * turn, len(index), stream) == 0
         for _ in range(2):
             hopeful = np.flatnonzero(success)
-            success[hopeful] = fraction.exceed_fresh(alive[hopeful])
-        outcome[alive[~success]] = turn % 2 == 1
-        alive = alive[success]
-        turn += 1
-    return outcome
+            success[hopeful] = fraction.exceed_fresh(index[hopeful])
+        return success
+
+    return _alternating(len(fraction.first), survives)
 
 
-def _exp_minus(fraction: _LazyUniforms, places: IntegerArray, stream: RandomStream) -> BooleanArray:
-    """For the uniforms x at these places: True with probability e^{−x}, by the alternating series in x/K."""
-    outcome = np.empty(len(places), dtype=np.bool_)
-    alive = np.arange(len(places))
-    turn = 1
-    while alive.size:
-        success = fraction.exceed_fresh(places[alive])
-        if turn > 1:
-            hopeful = np.flatnonzero(success)
-            success[hopeful] = uniform_below(turn, len(hopeful), stream) == 0
-        outcome[alive[~success]] = turn % 2 == 1
-        alive = alive[success]
-        turn += 1
-    return outcome
+def _exp_minus(fraction: _LazyUniforms, index: IntegerArray, stream: RandomStream) -> BooleanArray:
+    """For the uniforms x at these indices: True with probability e^{−x}, by the alternating series in x/K."""
+    return _alternate(lambda run: fraction.exceed_fresh(index[run]), len(index), 1, stream)
 
 
-def _rounded(stddev: int, fraction: _LazyUniforms, places: IntegerArray, word_bits: int) -> IntegerArray:
-    """⌊stddev·x + ½⌋ for the uniforms x at these places.
+def _rounded(stddev: int, fraction: _LazyUniforms, index: IntegerArray, word_bits: int) -> IntegerArray:
+    """⌊stddev·x + ½⌋ for the uniforms x at these indices.
 
     x lies in [w, w + 1)/2^bits after two words, so the result is known unless a half-integer falls into that interval
     times stddev; then more digits are used.
     """
     bits = 2 * word_bits
-    second = fraction.second(places)
-    low = (fraction.first[places].astype(np.uint64) << np.uint64(word_bits)) | second.astype(np.uint64)
+    second = fraction.second(index)
+    low = (fraction.first[index].astype(np.uint64) << np.uint64(word_bits)) | second.astype(np.uint64)
     rounded, above = _round_product(stddev, low, bits, extra=0), _round_product(stddev, low, bits, extra=stddev - 1)
     # The interval is open above: its last point is just below low + stddev.
-    for place in np.flatnonzero(above != rounded):
-        words = fraction.digits(int(places[place]), second=int(second[place]))
+    for undecided in np.flatnonzero(above != rounded):
+        words = fraction.digits(int(index[undecided]), second=int(second[undecided]))
         value, used = next(words), word_bits
         while True:
             value, used = (value << word_bits) | next(words), used + word_bits
@@ -470,7 +461,7 @@ def _rounded(stddev: int, fraction: _LazyUniforms, places: IntegerArray, word_bi
             result = (stddev * value + half) >> used
             if (stddev * (value + 1) - 1 + half) >> used == result:
                 break
-        rounded[place] = result
+        rounded[undecided] = result
     return rounded
 
 
