@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sordino import accounting, checks
-from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, NonPrivateStep, PrivacyError
+from sordino import checks
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, PrivacyError
 from sordino.events import Event, SelfComposed, ZeroConcentratedDP
-from sordino.federated.server import FederatedRound, fed_avg
-from sordino.federated.updates import GivenUpdate, as_tensors, clipped_update, shared_parameters
+from sordino.federated.server import FederatedRound, RoundsOfServer, fed_avg
+from sordino.federated.updates import GivenUpdate, as_tensors, client_guarantee, clipped_update, shared_parameters
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms.base import ratio_at_least
 from sordino.mechanisms.samplers import discrete_gaussian
@@ -293,12 +293,8 @@ class DistributedGaussian:
         centered = (((total + half) & (self.modulus - 1)) - half).astype(np.float64)
         centered *= self.granularity / self.clients
         mean = rotate_back(centered, self._turn(round_number), dimension=self.dimension)
-        parts, place = {}, 0
-        for name, shape in self.shapes.items():
-            count = math.prod(shape)
-            parts[name] = torch.from_numpy(mean[place : place + count].reshape(shape))
-            place += count
-        return parts
+        parts = torch.from_numpy(mean).split([math.prod(shape) for shape in self.shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def _turn(self, round_number: int) -> npt.NDArray[np.float64]:
         """The signs of a round: public, the same for everybody."""
@@ -349,20 +345,18 @@ class SimulatedSecureAggregation:
 
     def mask(self, client: int, message: Integers) -> Integers:
         """What `client` sends: its message plus its masks, modulo 2^bits."""
-        return (message + self._masks(client)) & ((1 << self.bits) - 1)
-
-    def _masks(self, client: int) -> Integers:
-        return self._between(client, [other for other in self.clients if other != client])
+        others = [other for other in self.clients if other != client]
+        return (message + self._between(client, others)) & ((1 << self.bits) - 1)
 
     def _between(self, client: int, others: Sequence[int]) -> Integers:
         """The sum of the masks that `client` shares with `others`, with its signs."""
         total = np.zeros(self.size, dtype=np.int64)
-        place = {number: index for index, number in enumerate(self.clients)}
+        index = {number: index for index, number in enumerate(self.clients)}
         for other in others:
-            low, high = sorted((place[client], place[other]))
+            low, high = sorted((index[client], index[other]))
             pair = self.rng.stream("pair", step=low, tensor=high).integers64(self.size)
             shared = (pair & np.uint64((1 << self.bits) - 1)).astype(np.int64)
-            total += shared if place[client] == low else -shared
+            total += shared if index[client] == low else -shared
         return total
 
     def unmask(self, sent: Mapping[int, Integers]) -> Integers:
@@ -392,9 +386,14 @@ class SimulatedSecureAggregation:
 
 
 _RELATION = NeighboringRelation.REPLACE_SPECIAL
+_CHARGED: dict[str, Any] = {
+    "note": "federated",
+    "neighboring_relation": _RELATION,
+    "privacy_unit": PrivacyUnit.CLIENT,
+}
 
 
-class DistributedServer:
+class DistributedServer(RoundsOfServer):
     """Asks cohorts, decodes the sums of their messages, steps the model, and keeps the charges, in a ``with`` block.
 
     Guarantee: all rounds together are (ε, δ)-differentially private for one client, as `guarantee` states, against the
@@ -455,8 +454,6 @@ class DistributedServer:
         self._randomness = KeyedRNG() if rng is None else rng
         self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
-        self._within: ExitStack | None = None
-        self._open: FederatedRound | None = None
         self._charged = self.done = 0
 
     def __enter__(self) -> Self:
@@ -464,21 +461,8 @@ class DistributedServer:
         with ExitStack() as stack:
             account = self._ledger
             if account is not None:
-                account = stack.enter_context(
-                    account.reserve(
-                        self._events(self._planned),
-                        note="federated",
-                        neighboring_relation=_RELATION,
-                        privacy_unit=PrivacyUnit.CLIENT,
-                    )
-                )
-            self._blocks = BlockCharger(
-                account,
-                lambda _step: self.mechanism.event(),
-                note="federated",
-                neighboring_relation=_RELATION,
-                privacy_unit=PrivacyUnit.CLIENT,
-            )
+                account = stack.enter_context(account.reserve(self._events(self._planned), **_CHARGED))
+            self._blocks = BlockCharger(account, lambda _step: self.mechanism.event(), **_CHARGED)
             self._within = stack.pop_all()
         return self
 
@@ -505,9 +489,7 @@ class DistributedServer:
             self._generators.close()
             self._blocks.charge(number, coming=self._planned - number)
             self._charged = number + 1
-            self._open = FederatedRound(number=number, clients=self._cohort(number))
-            self._generators.open(number)
-            yield self._open
+            yield self._give_out(number, self._cohort(number))
         self._generators.close()
         self._open = None
 
@@ -539,37 +521,21 @@ class DistributedServer:
             NonPrivateStep: the round is not the open one.
             InvalidArgument: `total` is no sum of messages.
         """
-        self._check_running()
-        if cohort is not self._open:
-            raise NonPrivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
+        self._check_open(cohort)
         mean = self.mechanism.decode(total, round_number=cohort.number)
         self._open = None
         self._generators.close()
         for name, parameter in self._shared.items():
             parameter.grad = -mean[name].to(parameter.device, parameter.dtype)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.done = cohort.number + 1
-
-    def _check_running(self) -> None:
-        if self._within is None:
-            raise NonPrivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
+        self._step(cohort)
 
     def guarantee(self) -> Guarantee:
         """What the rounds charged so far guarantee for one client."""
-        spent = accounting.epsilon(self._events(self._charged), self._delta, neighboring_relation=_RELATION)
-        seeded = (FIXED_SEED_CAVEAT,) if self._randomness.reproducible else ()
-        return Guarantee(
-            epsilon=spent.upper,
-            delta=self._delta,
-            accountant=spent.accountant,
-            sampler="none",
-            neighboring_relation=_RELATION,
-            privacy_unit=PrivacyUnit.CLIENT,
-            caveats=(
-                *seeded,
-                f"at least {self.mechanism.min_honest_clients} clients of every round add their noise and keep it "
-                f"secret",
-                "the server sees sums only: the aggregation is taken to be secure",
-            ),
+        return client_guarantee(
+            self._events(self._charged),
+            self._delta,
+            _RELATION,
+            self._randomness,
+            f"at least {self.mechanism.min_honest_clients} clients of every round add their noise and keep it secret",
+            "the server sees sums only: the aggregation is taken to be secure",
         )

@@ -166,7 +166,42 @@ class FederatedRound:
     clients: np.ndarray
 
 
-class PrivateServer:
+class RoundsOfServer:
+    """What every server keeps of its rounds: which is open, and that it runs in a ``with`` block.
+
+    Attributes:
+        done: number of rounds that were finished.
+    """
+
+    done: int
+    _optimizer: Optimizer
+    _generators: BatchGenerators
+    _open: FederatedRound | None = None
+    _within: ExitStack | None = None
+
+    def _check_running(self) -> None:
+        if self._within is None:
+            raise NonPrivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
+
+    def _give_out(self, number: int, clients: np.ndarray) -> FederatedRound:
+        """Open a round: until its end, clients trained in this process draw random numbers from secret states."""
+        self._open = FederatedRound(number=number, clients=clients)
+        self._generators.open(number)
+        return self._open
+
+    def _check_open(self, cohort: FederatedRound) -> None:
+        self._check_running()
+        if cohort is not self._open:
+            raise NonPrivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
+
+    def _step(self, cohort: FederatedRound) -> None:
+        """The optimizer's step on the gradients that lie in ``.grad``."""
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.done = cohort.number + 1
+
+
+class PrivateServer(RoundsOfServer):
     """Draws cohorts, turns their updates into one noisy mean, and keeps the charges. Use it in a ``with`` block.
 
     Guarantee: the model after every round, the transcript and the guarantee together are (ε, δ)-differentially private
@@ -249,8 +284,6 @@ class PrivateServer:
         if writer is not None and writer.run_state is not None:
             self._run.load_state_dict(writer.run_state)
         self.done = first
-        self._open: FederatedRound | None = None
-        self._within: ExitStack | None = None
 
     # --- the run -------------------------------------------------------------------------------------------------
 
@@ -306,9 +339,7 @@ class PrivateServer:
             if batch is None:
                 break
             assert batch.indices is not None
-            self._open = FederatedRound(number=batch.step, clients=batch.indices)
-            self._generators.open(batch.step)
-            yield self._open
+            yield self._give_out(batch.step, batch.indices)
         self._open = None
 
     def _write(self, batch: ChargedBatch) -> None:
@@ -329,9 +360,7 @@ class PrivateServer:
             InvalidArgument: a client was not asked, or answers twice; an update is of a type that holds no numbers,
                 so that the transport's form must be converted first. The round is lost, the model stays as it is.
         """
-        self._check_running()
-        if cohort is not self._open:
-            raise NonPrivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
+        self._check_open(cohort)
         self._open = None
         waiting = set(map(int, cohort.clients))
         answers, chunk = iter(updates), 0
@@ -359,9 +388,7 @@ class PrivateServer:
         for parameter in self._shared:
             # A server moves along the mean update; an optimizer moves against a gradient.
             parameter.grad = None if parameter.grad is None else parameter.grad.neg_()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.done = cohort.number + 1
+        self._step(cohort)
         if self._writer is not None:
             self._writer.after_step(self._parts, self._run, self.done)
 
@@ -370,10 +397,6 @@ class PrivateServer:
         part = Microbatch(step=number, index=chunk, is_last=last, indices=np.arange(rows))
         self._run.step.begin(part)
         self._run.step.add(part)
-
-    def _check_running(self) -> None:
-        if self._within is None:
-            raise NonPrivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
 
     # --- what holds ----------------------------------------------------------------------------------------------
 

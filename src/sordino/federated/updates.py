@@ -338,17 +338,30 @@ class LocalPrivacy:
 
     def guarantee(self) -> Guarantee:
         """What was sent so far guarantees, for everything that this client holds."""
-        spent = accounting.epsilon(self.event(), self.delta, neighboring_relation=NeighboringRelation.REPLACE_ONE)
-        seeded = (FIXED_SEED_CAVEAT,) if self.rng.reproducible else ()
-        return Guarantee(
-            epsilon=spent.upper,
-            delta=self.delta,
-            accountant=spent.accountant,
-            sampler="none",
-            neighboring_relation=NeighboringRelation.REPLACE_ONE,
-            privacy_unit=PrivacyUnit.CLIENT,
-            caveats=(*seeded, "local: holds against the server too", "any two datasets of the client are neighbors"),
+        return client_guarantee(
+            self.event(),
+            self.delta,
+            NeighboringRelation.REPLACE_ONE,
+            self.rng,
+            "local: holds against the server too",
+            "any two datasets of the client are neighbors",
         )
+
+
+def client_guarantee(
+    event: Event, delta: float, relation: NeighboringRelation, rng: KeyedRNG, *caveats: str
+) -> Guarantee:
+    """The guarantee for one client of an event that no sampling amplifies."""
+    spent = accounting.epsilon(event, delta, neighboring_relation=relation)
+    return Guarantee(
+        epsilon=spent.upper,
+        delta=delta,
+        accountant=spent.accountant,
+        sampler="none",
+        neighboring_relation=relation,
+        privacy_unit=PrivacyUnit.CLIENT,
+        caveats=((FIXED_SEED_CAVEAT,) if rng.reproducible else ()) + caveats,
+    )
 
 
 def _events(noise_multiplier: float, count: int) -> Event:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import checks
+from sordino.audit.attacks.membership_scores import evaluation_mode
 from sordino.clipping import FlatClipping
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
@@ -121,7 +122,7 @@ def invert_by_matching(
         Zhu, Liu, Han 2019, "Deep leakage from gradients", equation 5.
     """
     checks.integer(1, steps=steps)
-    source, parameters = rng or KeyedRNG(), _trained(model, gradient)
+    source, parameters = rng or KeyedRNG(), _matching(model, gradient)
     task = _Task(
         model=model,
         parameters=parameters,
@@ -151,8 +152,10 @@ class _Task:
 
 
 def _matched(task: _Task, steps: int, rng: KeyedRNG) -> Inversion:
-    x = _start(task.shape, task.gradient[0], rng).requires_grad_()
-    y = _start((task.shape[0], task.classes), task.gradient[0], rng).requires_grad_()
+    x, y = (
+        _normal(shape, rng, "inversion-start").to(task.gradient[0]).requires_grad_()
+        for shape in (task.shape, (task.shape[0], task.classes))
+    )
     searched = [x] if task.labels is not None else [x, y]
     optimizer = torch.optim.LBFGS(searched, lr=1.0, max_iter=_INNER, history_size=100, line_search_fn="strong_wolfe")
     best, kept = math.inf, (x.detach().clone(), y.detach().clone())
@@ -170,13 +173,11 @@ def _matched(task: _Task, steps: int, rng: KeyedRNG) -> Inversion:
             best, kept = value, (x.detach().clone(), y.detach().clone())
         if not math.isfinite(value) or value < _CLOSE_ENOUGH:
             break
-    known = task.labels is not None
-    return Inversion(
-        features=kept[0],
-        labels=task.labels if task.labels is not None else kept[1].argmax(dim=1),
-        distance=best,
-        method="gradient matching, labels known" if known else "gradient matching",
-    )
+    features, guessed = kept
+    if task.labels is None:
+        return Inversion(features=features, labels=guessed.argmax(1), distance=best, method="gradient matching")
+    method = "gradient matching, labels known"
+    return Inversion(features=features, labels=task.labels, distance=best, method=method)
 
 
 def invert_by_direction(
@@ -213,8 +214,8 @@ def invert_by_direction(
     """
     checks.non_negative(total_variation=total_variation)
     checks.positive(learning_rate=learning_rate)
-    parameters = _trained(model, gradient)
-    x = _start((len(labels), *shape), gradient[0], rng or KeyedRNG()).requires_grad_()
+    parameters = _matching(model, gradient)
+    x = _normal((len(labels), *shape), rng or KeyedRNG(), "inversion-start").to(gradient[0]).requires_grad_()
     optimizer = torch.optim.Adam([x], lr=learning_rate)
     milestones = [checks.integer(1, steps=steps) * k // 8 for k in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, 0.1)
@@ -240,13 +241,17 @@ def _roughness(x: Tensor) -> Tensor:
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
-def _start(shape: tuple[int, ...], like: Tensor, rng: KeyedRNG) -> Tensor:
-    count = int(torch.tensor(shape).prod())
-    return standard_normal(count, rng.new_stream("inversion-start")).reshape(shape).to(like)
+def _normal(shape: tuple[int, ...], rng: KeyedRNG, purpose: str) -> Tensor:
+    return standard_normal(math.prod(shape), rng.new_stream(purpose)).reshape(shape)
 
 
-def _trained(model: nn.Module, gradient: Sequence[Tensor]) -> list[nn.Parameter]:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _matching(model: nn.Module, gradient: Sequence[Tensor]) -> list[nn.Parameter]:
+    """The trained parameters, of which `gradient` must have the shapes."""
+    parameters = _trained(model)
     if [tuple(part.shape) for part in gradient] != [tuple(parameter.shape) for parameter in parameters]:
         raise InvalidArgument(
             "gradient must have one tensor for each trained parameter in their order, got others. "
@@ -271,7 +276,7 @@ def shared_gradient(model: nn.Module, features: Tensor, labels: Tensor) -> tuple
         labels: (B,).
     """
     loss = F.cross_entropy(model(features), labels)
-    return torch.autograd.grad(loss, _shared_gradient_trained(model))
+    return torch.autograd.grad(loss, _trained(model))
 
 
 def privatized_gradient(
@@ -297,7 +302,7 @@ def privatized_gradient(
     """
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative(noise_multiplier=noise_multiplier)
-    parameters = _shared_gradient_trained(model)
+    parameters = _trained(model)
     total = [torch.zeros_like(parameter) for parameter in parameters]
     for row in range(len(labels)):
         own = shared_gradient(model, features[row : row + 1], labels[row : row + 1])
@@ -307,7 +312,10 @@ def privatized_gradient(
             total = [sum_ + factor * part for sum_, part in zip(total, own, strict=True)]
     source = rng or KeyedRNG()
     stddev = noise_multiplier * max_grad_norm
-    return tuple((sum_ + stddev * _noise(sum_, source)) / max(1, len(labels)) for sum_ in total)
+    return tuple(
+        (sum_ + stddev * _normal(sum_.shape, source, "shared-gradient").to(sum_)) / max(1, len(labels))
+        for sum_ in total
+    )
 
 
 def gradient_of_update(
@@ -333,14 +341,6 @@ def gradient_of_update(
     if set(names) != set(update):
         raise InvalidArgument("update must hold every trained parameter by its name, got others. Was a layer frozen?")
     return tuple(update[name].detach() / -scale for name in names)
-
-
-def _noise(like: Tensor, rng: KeyedRNG) -> Tensor:
-    return standard_normal(like.numel(), rng.new_stream("shared-gradient")).reshape(like.shape).to(like)
-
-
-def _shared_gradient_trained(model: nn.Module) -> Sequence[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -492,12 +492,10 @@ def class_prototype(
     checks.integer(0, label=label)
     checks.non_negative(smoothness=smoothness)
     checks.positive(learning_rate=learning_rate)
-    modes = [(module, module.training) for module in model.modules()]
     like = next(model.parameters())
-    model.eval()
     x = torch.full((1, *shape), (low + high) / 2, dtype=like.dtype, device=like.device, requires_grad=True)
     optimizer = torch.optim.Adam([x], lr=learning_rate)
-    try:
+    with evaluation_mode(model):
         for _ in range(checks.integer(1, steps=steps)):
             loss = F.cross_entropy(model(x), torch.tensor([label], device=like.device))
             if smoothness > 0 and len(shape) >= 2:
@@ -509,9 +507,6 @@ def class_prototype(
                 x.clamp_(low, high)
         with torch.no_grad():
             confidence = model(x).softmax(dim=1)[0, label].item()
-    finally:
-        for module, mode in modes:
-            module.training = mode
     return ClassPrototype(features=x.detach()[0], label=label, confidence=confidence)
 
 
@@ -561,8 +556,8 @@ def ssim(found: Tensor, truth: Tensor, *, peak: float = 1.0) -> float:
             f"found must be (channels, height, width) of {_WINDOW} × {_WINDOW} pixels or more, got "
             f"{tuple(found.shape)}. Use psnr."
         )
-    place = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
-    line = torch.exp(-(place**2) / (2 * _STD**2))
+    offset = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
+    line = torch.exp(-(offset**2) / (2 * _STD**2))
     window = (line[:, None] * line[None, :] / line.sum() ** 2)[None, None]
 
     def mean(picture: Tensor) -> Tensor:
@@ -596,6 +591,7 @@ def _same_shape(found: Tensor, truth: Tensor) -> None:
 Pair = tuple[Tensor, Tensor]
 
 _LATENT = 32
+_FEDERATION = "federation-normal"
 _FAKES = 32
 
 
@@ -716,7 +712,7 @@ class Impersonator:
     def pictures(self, count: int = _FAKES) -> Tensor:
         """Pictures as the attacker paints them now, (count, *shape), in [0, 1]."""
         with torch.no_grad():
-            return self._painter(_normal((count, _LATENT), self._source))
+            return self._painter(_normal((count, _LATENT), self._source, _FEDERATION))
 
 
 def impersonate(
@@ -786,7 +782,7 @@ def _together(updates: list[Tensor], federation: Federation, rng: KeyedRNG) -> T
     squares = torch.stack([(update.double() ** 2).sum() for update in updates])
     factors = FlatClipping().clip_factors(squares, max_grad_norm=bound)
     total = sum((f.to(u) * u for f, u in zip(factors, updates, strict=True)), torch.zeros_like(updates[0]))
-    return (total + federation.noise_multiplier * bound * _normal(total.shape, rng)) / len(updates)
+    return (total + federation.noise_multiplier * bound * _normal(total.shape, rng, _FEDERATION)) / len(updates)
 
 
 def _update(
@@ -828,7 +824,7 @@ def _private_slopes(
     finally:
         capture.detach()
     stddev = federation.noise_multiplier * bound
-    return [(sums[p] + stddev * _normal(p.shape, rng)) / federation.batch_size for p in parameters]
+    return [(sums[p] + stddev * _normal(p.shape, rng, _FEDERATION)) / federation.batch_size for p in parameters]
 
 
 def _batches(records: Pair, federation: Federation, rng: KeyedRNG) -> Iterator[Pair]:
@@ -853,7 +849,7 @@ def _paint(
     wanted = torch.full((_FAKES,), target)
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(painter(_normal((_FAKES, _LATENT), source))), wanted)
+        loss = F.cross_entropy(model(painter(_normal((_FAKES, _LATENT), source, _FEDERATION))), wanted)
         slopes = torch.autograd.grad(loss, list(painter.parameters()))
         for parameter, slope in zip(painter.parameters(), slopes, strict=True):
             parameter.grad = slope
@@ -889,13 +885,9 @@ def _shared_model(shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
-def _normal(shape: tuple[int, ...], rng: KeyedRNG) -> Tensor:
-    return standard_normal(int(np.prod(shape)), rng.new_stream("federation-normal")).reshape(shape)
-
-
 def _flat(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def _load(model: nn.Module, weights: Tensor) -> None:
-    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+    nn.utils.vector_to_parameters(weights.clone(), model.parameters())

@@ -27,6 +27,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from sordino import checks
+from sordino.audit.attacks.membership_scores import evaluation_mode
 from sordino.clipping import Clipping, FlatClipping, GlobalClipping
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
@@ -105,19 +106,13 @@ def compute_kernels(model: nn.Module, features: Tensor, labels: Tensor, *, loss:
     point = {name: value.detach().double() for name, value in model.state_dict().items() if value.is_floating_point()}
     trained = {name: point.pop(name) for name, value in model.named_parameters() if value.requires_grad}
     x = features.double() if features.is_floating_point() else features
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
 
-        def outputs(weights: dict[str, Tensor], one: Tensor) -> Tensor:
-            return functional_call(model, {**point, **weights}, (one.unsqueeze(0),)).squeeze(0)
+    def outputs(weights: dict[str, Tensor], one: Tensor) -> Tensor:
+        return functional_call(model, {**point, **weights}, (one.unsqueeze(0),)).squeeze(0)
 
-        with torch.no_grad():
-            jacobian = vmap(jacrev(outputs), in_dims=(None, 0))(trained, x)
-            values = vmap(outputs, in_dims=(None, 0))(trained, x)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluation_mode(model), torch.no_grad():
+        jacobian = vmap(jacrev(outputs), in_dims=(None, 0))(trained, x)
+        values = vmap(outputs, in_dims=(None, 0))(trained, x)
     values = values.detach().requires_grad_()
     (slopes,) = torch.autograd.grad(loss(values, labels).sum(), values)
     layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in trained))
@@ -244,8 +239,8 @@ def _descent(
         losses.append(own.detach().mean().item())
         capture.add_weighted_sums(factors(capture.squared_norm_bounds()), sums)
         capture.discard()
-        for place, parameter in enumerate(parameters):
-            noise = standard_normal(parameter.numel(), rng.stream("convergence", step=step, tensor=place)).reshape(
+        for index, parameter in enumerate(parameters):
+            noise = standard_normal(parameter.numel(), rng.stream("convergence", step=step, tensor=index)).reshape(
                 parameter.shape
             )
             with torch.no_grad():
@@ -457,8 +452,8 @@ def _slope(
     state = {name: value.detach().double() for name, value in model.state_dict().items() if value.is_floating_point()}
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     moves: dict[str, Tensor] = {}
-    for place, layer in enumerate(seen.layers):
-        move = torch.from_numpy((seen.gradients(place) * factors[place][:, None]).mean(axis=0))
+    for index, layer in enumerate(seen.layers):
+        move = torch.from_numpy((seen.gradients(index) * factors[index][:, None]).mean(axis=0))
         names = [name for name in trained if name.rpartition(".")[0] == layer]
         parts = move.split([state[name].numel() for name in names])
         moves |= {
@@ -469,20 +464,12 @@ def _slope(
         return 0.0
     x = features.double() if features.is_floating_point() else features
     step = _STEP / length
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            ends = [
-                loss(
-                    functional_call(model, state | {n: state[n] - s * m for n, m in moves.items()}, (x,)), labels
-                ).mean()
-                for s in (step, -step)
-            ]
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    return float(ends[0] - ends[1]) / (2 * step)
+    with evaluation_mode(model), torch.no_grad():
+        ahead, behind = (
+            loss(functional_call(model, state | {n: state[n] - s * m for n, m in moves.items()}, (x,)), labels).mean()
+            for s in (step, -step)
+        )
+    return float(ahead - behind) / (2 * step)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Confidence is φ = log(p/(1 − p)) of the record's own label, which is close to normal over models.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -416,6 +417,18 @@ class ReferenceModels:
     population: tuple[Confidence, ...]
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """A block in which the model is in evaluation mode; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def confidence(model: nn.Module, records: Pair) -> Confidence:
     """The model's confidence in records, in evaluation mode; the model is left in the mode it was in.
 
@@ -424,15 +437,9 @@ def confidence(model: nn.Module, records: Pair) -> Confidence:
         records: features and labels, (records, …) and (records,).
     """
     features, labels = records
-    modes = [(module, module.training) for module in model.modules()]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    model.eval()
-    try:
-        with torch.no_grad():
-            logits = torch.cat([model(part.to(device)).double().cpu() for part in features.split(_BATCH)])
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluation_mode(model), torch.no_grad():
+        logits = torch.cat([model(part.to(device)).double().cpu() for part in features.split(_BATCH)])
     if logits.ndim != 2 or len(logits) != len(labels) or logits.shape[1] < 2:
         raise InvalidArgument(
             f"model must return logits (records, classes) with two classes or more, got shape {tuple(logits.shape)}."
