@@ -48,8 +48,8 @@ __all__ = [
     "TrainingConfig",
     "accuracy",
     "evaluation_mode",
-    "non_private_baseline",
     "noise_limited_learning_rate",
+    "non_private_baseline",
     "recommend_config",
     "train_with_config",
 ]
