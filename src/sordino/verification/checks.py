@@ -12,7 +12,6 @@ from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import LedgerError, SordinoError
 from sordino.events import (
-    Composed,
     DiscreteLaplace,
     Event,
     Gaussian,
@@ -22,10 +21,10 @@ from sordino.events import (
     RandomAllocation,
     SampledWithoutReplacement,
     SampledWithReplacement,
-    SelfComposed,
     describe_sampling,
+    event_counts,
 )
-from sordino.ledger import Ledger
+from sordino.ledger import Ledger, LedgerEntry
 from sordino.mechanisms.correlated import (
     CorrelatedGaussianMechanism,
     CyclicPoisson,
@@ -52,6 +51,7 @@ __all__ = [
     "describe_mismatch",
     "failed",
     "is_plan",
+    "ledger_lines",
     "not_checked",
     "passed",
     "planned_event",
@@ -312,25 +312,9 @@ class TranscriptChain:
         return tuple(entry for entry in self.entries if isinstance(entry, TranscriptLine))
 
     @property
-    def seeded(self) -> bool:
-        """Whether some process took its noise from a chosen seed."""
-        return any(isinstance(entry, RunSegment) and entry.seeded for entry in self.entries)
-
-    @property
-    def plans(self) -> tuple[Mapping[str, object], ...]:
-        """What segments state in place of plan.json, in order."""
-        return tuple(entry.plan for entry in self.entries if isinstance(entry, RunSegment) and entry.plan is not None)
-
-    @property
-    def last_plan(self) -> Mapping[str, object] | None:
-        """What the last segment states in place of plan.json, or None."""
-        segments = [entry for entry in self.entries if isinstance(entry, RunSegment)]
-        return segments[-1].plan if segments else None
-
-    @property
-    def segments(self) -> int:
-        """How many processes worked on the run."""
-        return sum(isinstance(entry, RunSegment) for entry in self.entries)
+    def segments(self) -> tuple[RunSegment, ...]:
+        """The processes that worked on the run, in order."""
+        return tuple(entry for entry in self.entries if isinstance(entry, RunSegment))
 
 
 def read_chain(run: RunFolder) -> tuple[TranscriptChain | None, CheckResult]:
@@ -342,7 +326,7 @@ def read_chain(run: RunFolder) -> tuple[TranscriptChain | None, CheckResult]:
     raw = (run.path / "transcript.jsonl").read_bytes().split(b"\n")[:-1]
     heads = tuple(hashlib.sha256(line).hexdigest() for line in raw)
     chain = TranscriptChain(entries=entries, heads=heads)
-    words = f"{len(heads)} lines, {chain.segments} segments"
+    words = f"{len(heads)} lines, {len(chain.segments)} segments"
     torn = sum(line.torn for line in chain.lines)
     return chain, passed("chain", words + (f"; {torn} torn, counted as steps" if torn else ""))
 
@@ -543,25 +527,18 @@ def _fault(evaluation: Evaluation, chain: TranscriptChain | None) -> str:
     ).upper
     if not spent <= evaluation.epsilon * (1 + _EVALUATED_SAME):
         return f"states ε = {evaluation.epsilon:.6g}, and its event comes to {spent:.6g}"
-    leaves = _leaves(evaluation.event)
+    leaves = event_counts(evaluation.event)
     spreads = [_stddev(leaf, evaluation.neighboring_relation) for leaf in leaves]
-    if any(
+    if not spreads or any(
         spread is None or abs(spread - evaluation.stddev) > _EVALUATED_SAME * evaluation.stddev for spread in spreads
     ):
         return "states another noise than its event"
     # A table is one histogram, in which one record moves one count, or two when it is replaced: two Laplace leaves.
-    replaced = evaluation.neighboring_relation is NeighboringRelation.REPLACE_ONE and isinstance(
-        leaves[0], DiscreteLaplace
-    )
-    if evaluation.tables is not None and len(leaves) != len(evaluation.tables) * (2 if replaced else 1):
+    replaces = evaluation.neighboring_relation is NeighboringRelation.REPLACE_ONE
+    each = 2 if replaces and isinstance(next(iter(leaves)), DiscreteLaplace) else 1
+    if evaluation.tables is not None and sum(leaves.values()) != len(evaluation.tables) * each:
         return "holds another number of tables than it paid for"
     return ""
-
-
-def _leaves(event: Event) -> list[Event]:
-    if isinstance(event, SelfComposed):
-        return _leaves(event.event) * event.count
-    return [leaf for part in event.events for leaf in _leaves(part)] if isinstance(event, Composed) else [event]
 
 
 def _stddev(event: Event, neighboring_relation: NeighboringRelation) -> float | None:
@@ -583,8 +560,7 @@ def _with_ledger(found: Sequence[Evaluation], place: str | Path | None) -> Check
     if place is None:
         return not_checked("evaluations", f"{words}; no ledger was given") if named else passed("evaluations", words)
     try:
-        ledger = Ledger(place)
-        held = {entry.digest: entry for name in ledger.accounts() for entry in ledger.account(name).history()}
+        held = ledger_lines(Ledger(place))
     except LedgerError as error:
         return failed("evaluations", str(error))
     for one in named:
@@ -594,6 +570,11 @@ def _with_ledger(found: Sequence[Evaluation], place: str | Path | None) -> Check
     if len(named) < len(found):
         return not_checked("evaluations", f"{words}; {len(found) - len(named)} name no charge")
     return passed("evaluations", f"{words}, and the ledger holds every charge")
+
+
+def ledger_lines(ledger: Ledger) -> dict[str, LedgerEntry]:
+    """All lines of a ledger by their digests."""
+    return {entry.digest: entry for name in ledger.accounts() for entry in ledger.account(name).history()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -623,12 +604,9 @@ def describe_mismatch(
         planned = dict.fromkeys(map(_sampler, plans))
     except (SordinoError, KeyError, TypeError, ValueError):
         return "plan.json says nothing of how batches are drawn"
-    if sorted(claim.sampler.split(", ")) != sorted(", ".join(planned).split(", ")):
-        return f"its sampler is not the plan's: {', '.join(planned)}"
-    if claim.accountant != accountant:
-        return f"its accountant is not the one that answers for the transcript: {accountant}"
-    missing = [caveat for plan in plans for caveat in _caveats(plan) if caveat not in claim.caveats]
-    return f"it leaves out that {missing[0]}" if missing else None
+    caveats = [caveat for plan in plans for caveat in _caveats(plan)]
+    asked = f"the one that answers for the transcript: {accountant}"
+    return _differing(claim, ", ".join(planned), "the plan's", accountant, asked, caveats)
 
 
 def describe_budget_mismatch(plans: Sequence[Mapping[str, object]], claim: Guarantee, accountant: str) -> str | None:
@@ -641,12 +619,19 @@ def describe_budget_mismatch(plans: Sequence[Mapping[str, object]], claim: Guara
     """
     is_full = plans[-1]["sample_rate"] == 1 and not any(isinstance(value, Mapping) for value in _planned(plans[-1]))
     sampler = "full batches" if is_full else "Poisson sampling at rates chosen under the filter"
-    if claim.sampler != sampler:
-        return f"its sampler is not the budget's: {sampler}"
+    caveats = [*(caveat for plan in plans for caveat in _caveats(plan)), _KEPT]
+    return _differing(claim, sampler, "the budget's", accountant, f"the budget's: {accountant}", caveats)
+
+
+def _differing(
+    claim: Guarantee, sampler: str, whose: str, accountant: str, asked: str, caveats: Sequence[str]
+) -> str | None:
+    """What the guarantee says otherwise of sampler and accountant, or which caveat it leaves out."""
+    if sorted(claim.sampler.split(", ")) != sorted(sampler.split(", ")):
+        return f"its sampler is not {whose}: {sampler}"
     if claim.accountant != accountant:
-        return f"its accountant is not the budget's: {accountant}"
-    wanted = [*(caveat for plan in plans for caveat in _caveats(plan)), _KEPT]
-    missing = [caveat for caveat in wanted if caveat not in claim.caveats]
+        return f"its accountant is not {asked}"
+    missing = [caveat for caveat in caveats if caveat not in claim.caveats]
     return f"it leaves out that {missing[0]}" if missing else None
 
 
@@ -677,10 +662,7 @@ def _sampler(plan: Mapping[str, object]) -> str:
     if sampling is not None:
         sizes, how = _fixed_size(plan), "without" if sampling == "without_replacement" else "with"
         return f"fixed-size sampling {how} replacement, {sizes['sample_size']} of {sizes['dataset_size']}"
-    return _SHUFFLED
-
-
-_SHUFFLED = "shuffled epochs without amplification"
+    return "shuffled epochs without amplification"
 
 
 def _caveats(plan: Mapping[str, object]) -> list[str]:

@@ -17,7 +17,6 @@ from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument, LedgerError, SordinoError, UnsupportedEvent
 from sordino.events import (
     ApproximateDP,
-    Composed,
     Event,
     Gaussian,
     NoOp,
@@ -25,7 +24,6 @@ from sordino.events import (
     ProjectedGaussian,
     SampledWithoutReplacement,
     SampledWithReplacement,
-    SelfComposed,
     ZeroConcentratedDP,
     compose,
     event_counts,
@@ -49,6 +47,7 @@ from sordino.verification.checks import (
     describe_mismatch,
     failed,
     is_plan,
+    ledger_lines,
     not_checked,
     passed,
     planned_event,
@@ -215,15 +214,19 @@ def check_claim(
         return passed("guarantee", f"guarantee.json was not written; {summary}")
     if (claim.epsilon, claim.delta) != (budget.epsilon, budget.delta):
         return failed("guarantee", f"it states ε = {claim.epsilon:.9g} at δ = {claim.delta:g}, and {summary}")
-    for name, value in (("neighboring_relation", claim.neighboring_relation), ("privacy_unit", claim.privacy_unit)):
-        if plan.get(name) != value:
-            return failed("guarantee", f"{name} is not the plan's")
-    if sentence != claim.describe():
-        return failed("guarantee", "its sentence says something else than its numbers")
-    differing = describe_budget_mismatch(plans, claim, budget.describe())
-    if differing is not None:
-        return failed("guarantee", differing)
-    return passed("guarantee", summary)
+    differing = _garbled(plan, claim, sentence, whole=True) or describe_budget_mismatch(plans, claim, budget.describe())
+    return passed("guarantee", summary) if differing is None else failed("guarantee", differing)
+
+
+def _garbled(plan: Mapping[str, object], claim: Guarantee, sentence: str, *, whole: bool = False) -> str | None:
+    """What a guarantee says otherwise than the plan's fields, or than its own numbers; None when it agrees.
+
+    A `whole` plan has all the fields; another one may lack some.
+    """
+    for name in ("delta", "neighboring_relation", "privacy_unit"):
+        if (whole or name in plan) and plan.get(name) != getattr(claim, name):
+            return f"{name} is not the plan's"
+    return None if sentence == claim.describe() else "its sentence says something else than its numbers"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ def is_available() -> bool:
 
 
 # Close enough for the best of them to be within 1e-5 of the best order of all.
-_RENYI_ORDERS = tuple(1 + 10 ** (place / 200 - 3) for place in range(1600))
+_RENYI_ORDERS = tuple(1 + 10 ** (index / 200 - 3) for index in range(1600))
 
 
 def dp_accounting_epsilon(
@@ -405,7 +408,8 @@ def _numbers(folder: RunFolder, chain: TranscriptChain) -> list[CheckResult]:
     ends = folder.meta.get("open_ended") is not True
     items = [_check_plan(plan, chain, ends) if budget is None else check_requests(plan, budget, chain.lines, ends)]
     # What is claimed at the end is claimed as the last segment planned it.
-    plans, plan = [plan, *chain.plans], chain.last_plan or plan
+    plans = [plan, *(segment.plan for segment in chain.segments if segment.plan is not None)]
+    plan = (chain.segments[-1].plan if chain.segments else None) or plan
     try:
         claim = folder.guarantee
         delta = float(str(plan["delta"])) if claim is None else claim.delta
@@ -418,7 +422,8 @@ def _numbers(folder: RunFolder, chain: TranscriptChain) -> list[CheckResult]:
         return [*items, not_checked("guarantee", missing), not_checked("second accountant", missing)]
     except (SordinoError, ValueError, UnicodeDecodeError) as error:
         return [*items, failed("guarantee", str(error)), not_checked("second accountant", "there is no ε to compare")]
-    if claim is not None and chain.seeded and not any("not for release" in caveat for caveat in claim.caveats):
+    seeded = any(segment.seeded for segment in chain.segments)
+    if claim is not None and seeded and not any("not for release" in caveat for caveat in claim.caveats):
         items.append(failed("guarantee", "its noise came from a chosen seed, and it does not say so"))
     elif budget is not None:
         items.append(check_claim(plan, plans, budget, claim, folder.guarantee_description, interval))
@@ -475,15 +480,8 @@ def _check_guarantee(
         return failed("guarantee", "ε so far falls from one line to another")
     if claim is None:
         return not_checked("guarantee", f"guarantee.json was not written; the transcript's ε is {interval.upper:.6g}")
-    for name, value in (
-        ("delta", claim.delta),
-        ("neighboring_relation", claim.neighboring_relation),
-        ("privacy_unit", claim.privacy_unit),
-    ):
-        if name in plan and plan[name] != value:
-            return failed("guarantee", f"{name} is not the plan's")
-    if sentence != claim.describe():
-        return failed("guarantee", "its sentence says something else than its numbers")
+    if garbled := _garbled(plan, claim, sentence):
+        return failed("guarantee", garbled)
     if not _close(claim.epsilon, interval.upper):
         return failed("guarantee", f"it states ε = {claim.epsilon:.9g}, and the transcript gives {interval.upper:.9g}")
     differing = describe_mismatch(plans, claim, compose([line.event for line in lines]), interval.accountant)
@@ -506,7 +504,10 @@ def _check_second(
         return not_checked(name, "dp-accounting is not installed; install sordino[verify]")
     try:
         second = dp_accounting_epsilon(
-            event, delta, neighboring_relation=neighboring_relation, compositions=_compositions(event)
+            event,
+            delta,
+            neighboring_relation=neighboring_relation,
+            compositions=sum(event_counts(event).values()),
         )
     except (UnsupportedEvent, NotImplementedError, ValueError) as error:
         return not_checked(name, f"dp-accounting can't account for these events: {type(error).__name__}")
@@ -517,12 +518,6 @@ def _check_second(
     return passed(name, f"dp-accounting finds ε ≤ {second:.6g}; ours is in [{low:.6g}, {interval.upper:.6g}]")
 
 
-def _compositions(event: Event) -> int:
-    if isinstance(event, SelfComposed):
-        return event.count * _compositions(event.event)
-    return sum(map(_compositions, event.events)) if isinstance(event, Composed) else 1
-
-
 def _check_ledger(
     chain: TranscriptChain, place: str | Path | None, budget: RunBudget | None = None
 ) -> list[CheckResult]:
@@ -530,14 +525,14 @@ def _check_ledger(
     paid_for: dict[str, Counter[Event]] = {}
     for line in chain.lines:
         if line.charge is not None and not isinstance(line.event, NoOp):
-            paid_for.setdefault(line.charge, Counter()).update(_leaves(line.event))
+            paid_for.setdefault(line.charge, Counter()).update(event_counts(line.event))
     if place is None:
         words = f"{len(paid_for)} charges are named, and no ledger was given"
         return [not_checked("ledger", words)] if paid_for else []
     try:
         ledger = Ledger(place)
         ledger.verify()
-        held = {entry.digest: entry for name in ledger.accounts() for entry in ledger.account(name).history()}
+        held = ledger_lines(ledger)
     except LedgerError as error:
         return [failed("ledger", str(error))]
     for digest, used in paid_for.items():
@@ -545,22 +540,10 @@ def _check_ledger(
         charged = None if entry is None or entry.kind != "charge" else entry.event
         if budget is not None and charged is not None and budget.is_held_by(charged):
             continue
-        paid = Counter() if charged is None else _leaves(charged)
-        if any(paid[event] < count for event, count in used.items()):
+        paid = {} if charged is None else event_counts(charged)
+        if any(paid.get(event, 0) < count for event, count in used.items()):
             return [failed("ledger", f"charge {digest[:12]}… is missing, or is for less than the steps it pays for")]
     unpaid = sum(line.charge is None and not isinstance(line.event, NoOp) for line in chain.lines)
     if unpaid:
         return [failed("ledger", f"{unpaid} lines name no charge")]
     return [passed("ledger", f"{len(paid_for)} charges pay for all {len(chain.lines)} lines")]
-
-
-def _leaves(event: Event) -> Counter[Event]:
-    if isinstance(event, SelfComposed):
-        inner = _leaves(event.event)
-        return Counter({part: count * event.count for part, count in inner.items()})
-    if isinstance(event, Composed):
-        total: Counter[Event] = Counter()
-        for part in event.events:
-            total.update(_leaves(part))
-        return total
-    return Counter({event: 1})
