@@ -10,7 +10,7 @@ from sordino import accounting
 from sordino.accounting.base import add_costs
 from sordino.errors import BudgetExceeded
 from sordino.events import ApproximateDP, Composed, Gaussian, Laplace, PoissonSampled, RandomizedResponse, SelfComposed
-from sordino.ledger.policies import AccountBudget, make_filter
+from sordino.ledger.account import AccountBudget, make_filter
 
 BUDGET = AccountBudget(epsilon=1.0, delta=1e-5)
 

@@ -9,9 +9,16 @@
 Accounts and reservations are what ``ledger=`` takes in `fit`, `PrivacyEngine` and the estimators.
 """
 
-from sordino.ledger.account import Account, Charge, ChargePreview, Remaining, Reservation, preview_charge
+from sordino.ledger.account import (
+    Account,
+    AccountBudget,
+    Charge,
+    ChargePreview,
+    Remaining,
+    Reservation,
+    preview_charge,
+)
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.policies import AccountBudget
 from sordino.ledger.store import LedgerEntry
 
 __all__ = [

@@ -1,17 +1,22 @@
-"""The account of one dataset: what may be spent on it, what was, and what is left."""
+"""The account of one dataset: its budget, what may be spent on it by which rule, what was, and what is left.
+
+The filters are those of `sordino.accounting.filters`; the proofs are in ``docs/proofs/ledger.md``.
+"""
 
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import NoReturn, Self
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from sordino import checks
 from sordino.accounting.base import Costs, PrivacyFilter, RemainingAmount, add_costs, round_down
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError, SordinoError
 from sordino.events import Event, Gaussian, compose_counts, event_counts, subtract_counts, to_dict
-from sordino.ledger.policies import AccountBudget, PLDPolicy, make_filter
 from sordino.ledger.store import (
     AccountTransaction,
     LedgerEntry,
@@ -21,17 +26,176 @@ from sordino.ledger.store import (
     write_transaction,
 )
 
+if TYPE_CHECKING:
+    from sordino.accounting import Interval
+
 __all__ = [
     "Account",
+    "AccountBudget",
     "AccountState",
     "Charge",
     "ChargePreview",
+    "PLDPolicy",
+    "POLICIES",
     "Remaining",
     "Reservation",
     "entry_body",
     "entry_charge",
+    "make_filter",
     "preview_charge",
 ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What may be spent on one dataset, as it is written in the ledger.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+POLICIES = ("renyi", "zcdp", "pld")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountBudget:
+    """The declared limit of an account.
+
+    Args:
+        epsilon: ε > 0.
+        delta: δ in [0, 1); 0 only with the policy ``renyi``, for pure events.
+        neighboring_relation: which datasets count as neighbors; every charge must be made for the same.
+        privacy_unit: whose contribution is protected; every charge must be made for the same.
+        policy: ``renyi`` or ``zcdp``, filters for events that are chosen as one goes; or ``pld``, exact composition of
+            events that are all reserved before the first charge.
+        orders: λ = Rényi order − 1 > 0 of the filter ``renyi``, fixed by the first declaration.
+    """
+
+    epsilon: float
+    delta: float
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD
+    policy: str = "renyi"
+    orders: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.positive(epsilon=self.epsilon)
+        checks.one_of(POLICIES, policy=self.policy, hint="See `sordino explain ledger`.")
+        checks.probability(
+            zero=self.policy == "renyi", one=False, delta=self.delta, hint="Choose one below 1 / number of records."
+        )
+        object.__setattr__(self, "neighboring_relation", NeighboringRelation(self.neighboring_relation))
+        if self.privacy_unit not in list(PrivacyUnit):
+            raise InvalidArgument(
+                f"privacy_unit must be one of {', '.join(PrivacyUnit)}, got {self.privacy_unit!r}. Use PrivacyUnit."
+            )
+        object.__setattr__(self, "privacy_unit", PrivacyUnit(self.privacy_unit))
+        object.__setattr__(self, "orders", tuple(checks.positive(orders=order) for order in self.orders))
+        if self.orders and (self.policy != "renyi" or self.delta == 0):
+            raise InvalidArgument(f"orders must be left out under the policy {self.policy!r} or without δ. Drop them.")
+        if self.policy == "renyi" and not self.orders:
+            from sordino.accounting.filters import best_orders
+
+            object.__setattr__(self, "orders", best_orders(self.epsilon, self.delta))
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether events may be chosen in the light of earlier results."""
+        return self.policy != "pld"
+
+    def check_relation_and_unit(
+        self, neighboring_relation: NeighboringRelation | None, privacy_unit: PrivacyUnit | None
+    ) -> None:
+        """Refuse a charge that speaks of other neighbors or of another unit.
+
+        Raises:
+            InvalidArgument: they differ.
+        """
+        if (
+            neighboring_relation is not None
+            and NeighboringRelation(neighboring_relation) is not self.neighboring_relation
+        ):
+            raise InvalidArgument(
+                f"neighboring_relation must be {self.neighboring_relation.value}, as the account was declared, got "
+                f"{NeighboringRelation(neighboring_relation).value}: their costs can't be added. Train for the "
+                f"account's relation, "
+                "or declare an account of its own for each relation and state both."
+            )
+        if privacy_unit is not None and PrivacyUnit(privacy_unit) is not self.privacy_unit:
+            raise InvalidArgument(
+                f"privacy_unit must be {self.privacy_unit.value}, as the account was declared, got "
+                f"{PrivacyUnit(privacy_unit).value}: their "
+                "costs can't be added. Train for the account's unit, or declare an account of its own for each unit."
+            )
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON types."""
+        body = asdict(self)
+        return {
+            **body,
+            "neighboring_relation": self.neighboring_relation.value,
+            "privacy_unit": self.privacy_unit.value,
+            "orders": list(self.orders),
+        }
+
+    @classmethod
+    def from_dict(cls, body: object) -> "AccountBudget":
+        """What `to_dict` wrote."""
+        if not isinstance(body, dict) or set(body) != {item.name for item in fields(cls)}:
+            raise LedgerError("the ledger's budget must have its own fields, got others. Run `sordino ledger verify`.")
+        return cls(**{**body, "orders": tuple(body["orders"])})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The rules by which an account grants or refuses: a privacy filter, or the composition of what is fixed ahead.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_filter(budget: AccountBudget) -> PrivacyFilter | None:
+    """The budget's filter; None under ``pld``."""
+    from sordino.accounting.filters import RDPOrdersFilter, ZCDPFilter
+
+    if budget.policy == "pld":
+        return None
+    if budget.policy == "zcdp":
+        return ZCDPFilter(epsilon=budget.epsilon, delta=budget.delta, neighboring_relation=budget.neighboring_relation)
+    return RDPOrdersFilter(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        orders=budget.orders,
+        neighboring_relation=budget.neighboring_relation,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PLDPolicy:
+    """All events of an account together, fixed before the first charge: the policy ``pld``.
+
+    Guarantee:
+        In whatever order the events are drawn, and whatever is left out, in the light of earlier results: all charges
+        together are (ε, δ)-private. Theorem 3 of ``docs/proofs/ledger.md``.
+    """
+
+    budget: AccountBudget
+    leaves: Mapping[Event, int]
+
+    def fits(self) -> bool:
+        """Whether ε of everything is within the budget."""
+        return self.epsilon() <= self.budget.epsilon
+
+    def epsilon(self) -> float:
+        """ε of everything at the account's δ."""
+        return self.interval().upper
+
+    def interval(self) -> "Interval":
+        """The interval that contains ε, with the accountant's name."""
+        from sordino.accounting import epsilon
+
+        return epsilon(
+            compose_counts(self.leaves), self.budget.delta, neighboring_relation=self.budget.neighboring_relation
+        )
+
+    def remaining(self) -> RemainingAmount:
+        """The ε that is left: what is added composes with the rest, so more than that much may fit."""
+        rest = max(0.0, self.budget.epsilon - self.epsilon())
+        return RemainingAmount(rest, "ε", rest / self.budget.epsilon)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -84,15 +248,11 @@ class AccountState:
             has_charges=bool(last.contents.get("has_charges", True)),
         )
 
-    def with_budget(self, budget: AccountBudget) -> "AccountState":
-        """The same state under another budget."""
-        return replace(self, budget=budget)
-
     # --- asking --------------------------------------------------------------------------------------------------
 
     def open(self) -> dict[str, Leaves]:
         """Open reservations and what is left of each."""
-        left = {entry.reservation: _left(entry) for entry in self.page.reservations()}
+        left = {entry.reservation: event_counts(entry.left) for entry in self.page.reservations()}
         return {name: leaves for name, leaves in left.items() if leaves}
 
     def remaining_event(self, reservation: str) -> tuple[Leaves, LedgerEntry]:
@@ -100,7 +260,7 @@ class AccountState:
         newest = self.page.last_of(reservation)
         if newest is None:
             raise InvalidArgument(f"reservation must be one of this account's, got {reservation!r}. See its history.")
-        return _left(newest), newest
+        return event_counts(newest.left), newest
 
     def charged(self) -> Leaves:
         """All that was charged."""
@@ -158,58 +318,70 @@ class AccountState:
         self, event: Event, *, note: str, run: str, reservation: str = "", left: Leaves | None = None
     ) -> LedgerEntry:
         """Write a charge. Whether it fits was asked before."""
-        body = self._body(
-            event, self.after(event), has_charges=self.has_charges or bool(event_counts(event)), left=left
-        )
-        return self._append("charge", body, note=note, run=run, reservation=reservation)
-
-    def after(self, event: Event) -> Costs:
-        """The totals once `event` is charged."""
-        rule = make_filter(self.budget)
-        return self.totals if rule is None else add_costs(self.totals, rule.total_costs(event_counts(event)))
+        rule, leaves = make_filter(self.budget), event_counts(event)
+        totals = self.totals if rule is None else add_costs(self.totals, rule.total_costs(leaves))
+        after = replace(self, totals=totals, has_charges=self.has_charges or bool(leaves))
+        return after._append("charge", event=event, left=left, note=note, run=run, reservation=reservation)
 
     def reserve(self, event: Event, *, reservation: str, note: str, run: str) -> LedgerEntry:
         """Write a reservation. Whether it fits was asked before."""
-        body = self._body(event, self.totals, has_charges=self.has_charges, left=event_counts(event))
-        return self._append("reserve", body, note=note, run=run, reservation=reservation)
+        left = event_counts(event)
+        return self._append("reserve", event=event, left=left, note=note, run=run, reservation=reservation)
 
     def release(self, left: Leaves, *, reservation: str, note: str, run: str) -> LedgerEntry:
         """Write that the rest of a reservation is given back."""
-        body = self._body(compose_counts(left), self.totals, has_charges=self.has_charges, left={})
-        return self._append("release", body, note=note, run=run, reservation=reservation)
+        event = compose_counts(left)
+        return self._append("release", event=event, left={}, note=note, run=run, reservation=reservation)
 
     def change(self, budget: AccountBudget, *, note: str) -> LedgerEntry:
         """Write another budget."""
-        body = entry_body(
-            budget=budget,
-            budget_at=self.last.seq + 1,
-            totals=self.totals,
-            has_charges=self.has_charges,
-            event=None,
-            left=None,
-        )
-        return self._append("budget", body, note=note, run="", reservation="")
+        after = replace(self, budget_at=self.last.seq + 1)
+        return after._append("budget", budget=budget, note=note)
 
-    def _body(self, event: Event, totals: Costs, *, has_charges: bool, left: Leaves | None) -> str:
-        return entry_body(
-            budget=None, budget_at=self.budget_at, totals=totals, has_charges=has_charges, event=event, left=left
-        )
+    def _append(
+        self,
+        kind: str,
+        *,
+        event: Event | None = None,
+        left: Leaves | None = None,
+        budget: AccountBudget | None = None,
+        **words: str,
+    ) -> LedgerEntry:
+        """Write a line with this state behind the last one, and with its note, run and reservation."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in ("budget_at", "totals", "has_charges")}
+        body = entry_body(**state, budget=budget, event=event, left=left)
+        return self.page.append(self.last, kind=kind, body=body, **words)
 
-    def _append(self, kind: str, body: str, *, note: str, run: str, reservation: str) -> LedgerEntry:
-        return self.page.append(self.last, kind=kind, body=body, note=note, run=run, reservation=reservation)
+
+@contextmanager
+def _opened(
+    handle: "Account | Reservation",
+    neighboring_relation: NeighboringRelation | None = None,
+    privacy_unit: PrivacyUnit | None = None,
+    *,
+    writes: bool = False,
+) -> Iterator[AccountState]:
+    """The account's state inside a transaction, once relation and unit are known to be its own."""
+    begin = write_transaction if writes else read_transaction
+    with begin(handle.url, handle.account if isinstance(handle, Reservation) else handle.name) as page:
+        state = AccountState.of(page)
+        state.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+        yield state
 
 
 def entry_body(
     *,
-    budget: AccountBudget | None,
     budget_at: int,
     totals: Costs,
     has_charges: bool,
-    event: Event | None,
-    left: Mapping[Event, int] | None,
+    budget: AccountBudget | None = None,
+    event: Event | None = None,
+    left: Mapping[Event, int] | None = None,
 ) -> str:
     """The JSON of a line."""
-    body: dict[str, object] = {"budget_at": budget_at, "totals": _numbers(totals), "has_charges": has_charges}
+    # JSON has no ∞: an order at which an event has no finite price stays out of use.
+    numbers = ["inf" if math.isinf(value) else value for value in totals]
+    body: dict[str, object] = {"budget_at": budget_at, "totals": numbers, "has_charges": has_charges}
     if budget is not None:
         body["budget"] = budget.to_dict()
     if event is not None:
@@ -219,21 +391,11 @@ def entry_body(
     return json.dumps(body, sort_keys=True, allow_nan=False)
 
 
-def _numbers(totals: Costs) -> list[float | str]:
-    # JSON has no ∞: an order at which an event has no finite price stays out of use.
-    return ["inf" if value == float("inf") else value for value in totals]
-
-
-def _left(entry: LedgerEntry) -> Leaves:
-    return event_counts(entry.left)
-
-
 def _merged(bags: list[Leaves]) -> Leaves:
-    total: Leaves = {}
+    total: Counter[Event] = Counter()
     for bag in bags:
-        for event, count in bag.items():
-            total[event] = total.get(event, 0) + count
-    return total
+        total.update(bag)
+    return dict(total)
 
 
 def _epsilon_alone(event: Event, budget: AccountBudget) -> float | None:
@@ -328,9 +490,7 @@ class Reservation:
             BudgetExceeded: that was not reserved, was drawn already, or was given back.
             InvalidArgument: `neighboring_relation` or `privacy_unit` are not the account's.
         """
-        with write_transaction(self.url, self.account) as page:
-            balance = AccountState.of(page)
-            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+        with _opened(self, neighboring_relation, privacy_unit, writes=True) as balance:
             left, newest = balance.remaining_event(self.name)
             after = self._after(left, event)
             entry = balance.charge(
@@ -362,20 +522,17 @@ class Reservation:
         privacy_unit: PrivacyUnit | None = None,
     ) -> None:
         """Raise what `charge` would raise now, and write nothing."""
-        with read_transaction(self.url, self.account) as page:
-            balance = AccountState.of(page)
-            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+        with _opened(self, neighboring_relation, privacy_unit) as balance:
             self._after(balance.remaining_event(self.name)[0], event)
 
     def remaining_event(self) -> Event:
         """What can still be drawn."""
-        with read_transaction(self.url, self.account) as page:
-            return compose_counts(AccountState.of(page).remaining_event(self.name)[0])
+        with _opened(self) as balance:
+            return compose_counts(balance.remaining_event(self.name)[0])
 
     def close(self) -> None:
         """Give back what was not drawn. A second time does nothing."""
-        with write_transaction(self.url, self.account) as page:
-            balance = AccountState.of(page)
+        with _opened(self, writes=True) as balance:
             left, newest = balance.remaining_event(self.name)
             if left:
                 balance.release(left, reservation=self.name, note=newest.note, run=newest.run)
@@ -387,7 +544,7 @@ class Reservation:
         if self.closes:
             self.close()
 
-    def _after(self, left: dict[Event, int], event: Event) -> dict[Event, int]:
+    def _after(self, left: Leaves, event: Event) -> Leaves:
         after = subtract_counts(left, event_counts(event))
         if after is None:
             raise BudgetExceeded(
@@ -475,9 +632,7 @@ class Account:
             InvalidArgument: `neighboring_relation` or `privacy_unit` are not the account's.
             UnsupportedEvent: the account's policy has no price for the event.
         """
-        with write_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
-            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+        with _opened(self, neighboring_relation, privacy_unit, writes=True) as balance:
             self._require(balance, event)
             return entry_charge(balance.charge(event, note=note, run=run))
 
@@ -494,9 +649,7 @@ class Account:
 
         Args and errors are those of `charge`.
         """
-        with write_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
-            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+        with _opened(self, neighboring_relation, privacy_unit, writes=True) as balance:
             self._require(balance, event)
             name = uuid.uuid4().hex[:12]
             balance.reserve(event, reservation=name, note=note, run=run)
@@ -510,9 +663,7 @@ class Account:
         privacy_unit: PrivacyUnit | None = None,
     ) -> None:
         """Raise what `charge` would raise now, and write nothing."""
-        with read_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
-            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+        with _opened(self, neighboring_relation, privacy_unit) as balance:
             self._require(balance, event)
 
     def _require(self, balance: AccountState, event: Event) -> None:
@@ -536,8 +687,8 @@ class Account:
 
     def budget(self) -> AccountBudget:
         """What was declared."""
-        with read_transaction(self.url, self.name) as page:
-            return AccountState.of(page).budget
+        with _opened(self) as balance:
+            return balance.budget
 
     def spent(self) -> Guarantee:
         """(ε, δ) of all charges so far, composed as events, for the account's unit and relation.
@@ -549,8 +700,7 @@ class Account:
         Raises:
             UnsupportedEvent: no accountant can compose these events.
         """
-        with read_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
+        with _opened(self) as balance:
             budget, charged = balance.budget, balance.charged()
         answer = PLDPolicy(budget=budget, leaves=charged).interval()
         caveats = ()
@@ -569,8 +719,7 @@ class Account:
 
     def remaining(self) -> Remaining:
         """What is left after charges and open reservations."""
-        with read_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
+        with _opened(self) as balance:
             left, reserved = balance.remaining(), len(balance.open())
         return Remaining(amount=left.amount, measure=left.measure, fraction=left.fraction, open_reservations=reserved)
 
@@ -579,8 +728,8 @@ class Account:
 
         Under ``pld`` the ε that is left; what is added composes with the rest, so that more than that may fit.
         """
-        with read_transaction(self.url, self.name) as page:
-            return round_down(AccountState.of(page).remaining_epsilon())
+        with _opened(self) as balance:
+            return round_down(balance.remaining_epsilon())
 
     def remaining_delta(self) -> float:
         """The largest δ of its own that an event may still have: what is kept for such events, less what they spent.
@@ -589,8 +738,7 @@ class Account:
         """
         from sordino.accounting.filters import RDPOrdersFilter
 
-        with read_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
+        with _opened(self) as balance:
             rule = make_filter(balance.budget)
             if isinstance(rule, RDPOrdersFilter):
                 return rule.remaining_delta(balance.committed(rule))
@@ -598,9 +746,8 @@ class Account:
 
     def history(self) -> list[LedgerEntry]:
         """All lines of the account, oldest first."""
-        with read_transaction(self.url, self.name) as page:
-            AccountState.of(page)
-            return page.entries()
+        with _opened(self) as balance:
+            return balance.page.entries()
 
     def epsilon_of(self, event: Event) -> float | None:
         """ε of `event` by itself at the account's δ, an upper bound; None where it has no ε.
@@ -611,13 +758,13 @@ class Account:
 
     def event(self) -> Event:
         """Everything charged so far, as one event."""
-        with read_transaction(self.url, self.name) as page:
-            return compose_counts(AccountState.of(page).charged())
+        with _opened(self) as balance:
+            return compose_counts(balance.charged())
 
     def reservations(self) -> dict[str, Event]:
         """Open reservations and what is left of each."""
-        with read_transaction(self.url, self.name) as page:
-            return {name: compose_counts(left) for name, left in AccountState.of(page).open().items()}
+        with _opened(self) as balance:
+            return {name: compose_counts(left) for name, left in balance.open().items()}
 
     # --- changing ------------------------------------------------------------------------------------------------
 
@@ -644,15 +791,14 @@ class Account:
         """
         if not note.strip():
             raise InvalidArgument("note must say why the budget is changed, got none. Give a reason.")
-        with write_transaction(self.url, self.name) as page:
-            balance = AccountState.of(page)
+        with _opened(self, writes=True) as balance:
             old = balance.budget
             new = replace(
                 old, epsilon=old.epsilon if epsilon is None else epsilon, delta=old.delta if delta is None else delta
             )
             if new.policy == "renyi" and (new.delta == 0) != (old.delta == 0):
                 raise InvalidArgument("delta must stay zero or stay above zero, got a change. Declare a new account.")
-            if not balance.with_budget(new).admits(compose_counts({})):
+            if not replace(balance, budget=new).admits(compose_counts({})):
                 raise BudgetExceeded(
                     f"the budget of account {self.name!r} must cover what is charged and reserved, got less. Nothing "
                     "was changed. Release unused reservations, or choose more."

@@ -9,8 +9,7 @@ from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LedgerError, SordinoError
 from sordino.events import Event, NoOp, event_counts, from_dict, subtract_counts
 from sordino.ledger import store
-from sordino.ledger.account import Account, AccountState, entry_body
-from sordino.ledger.policies import AccountBudget, PLDPolicy, make_filter
+from sordino.ledger.account import Account, AccountBudget, AccountState, PLDPolicy, entry_body, make_filter
 from sordino.ledger.store import FIRST, LedgerEntry, ledger_url, read_transaction, redact_password
 
 __all__ = ["Ledger", "verified"]
@@ -245,7 +244,7 @@ class Ledger:
             if last is None:
                 rule = make_filter(budget)
                 totals = () if rule is None else (0.0,) * rule.num_measures
-                body = entry_body(budget=budget, budget_at=1, totals=totals, has_charges=False, event=NoOp(), left=None)
+                body = entry_body(budget=budget, budget_at=1, totals=totals, has_charges=False, event=NoOp())
                 page.append(None, kind="declare", body=body, note=note)
             elif AccountState.of(page).budget != budget:
                 raise InvalidArgument(

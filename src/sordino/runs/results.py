@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sordino import checks
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
@@ -246,29 +246,8 @@ def evaluations_body(evaluations: Sequence[Evaluation]) -> dict[str, object]:
 
 
 def _body(evaluation: Evaluation) -> dict[str, object]:
-    tables = None
-    if evaluation.tables is not None:
-        tables = [
-            {
-                "name": table.name,
-                "values": list(table.values),
-                "right": list(table.right),
-                "wrong": list(table.wrong),
-            }
-            for table in evaluation.tables
-        ]
-    return {
-        "records": evaluation.records,
-        "event": to_dict(evaluation.event),
-        "epsilon": evaluation.epsilon,
-        "delta": evaluation.delta,
-        "neighboring_relation": evaluation.neighboring_relation.value,
-        "stddev": evaluation.stddev,
-        "disjoint": evaluation.disjoint,
-        "charge": evaluation.charge,
-        "head": evaluation.head,
-        "tables": tables,
-    }
+    relation = evaluation.neighboring_relation.value
+    return {**asdict(evaluation), "event": to_dict(evaluation.event), "neighboring_relation": relation}
 
 
 def read_evaluations(body: Mapping[str, object]) -> tuple[Evaluation, ...]:
