@@ -96,25 +96,20 @@ def _with_delta(
     work: "Callable[[TabularTask, float], RunOutcome]",
     progress: Progress,
 ) -> RunOutcome:
-    """Work with the δ that was given, checked, or the default that the account has."""
+    """Work with the δ that was given, in [0, 1 / number of records), or with the default that the account has."""
     from sordino.recipes.tabular import make_tabular_task
 
     rows = make_tabular_task(job.dataset, target=job.target)
-    if job.delta is not None:
-        return work(rows, _checked_delta(job.delta, rows))
-    default = default_delta(rows.facts.dataset_size)
-    return with_affordable_delta(lambda delta: work(rows, delta), default, job.ledger, progress)
-
-
-def _checked_delta(delta: float, rows: "TabularTask") -> float:
-    """A δ that was given: in [0, 1 / number of records)."""
-    checks.probability(one=False, delta=delta)
-    if delta * rows.facts.dataset_size >= 1:
+    size = rows.facts.dataset_size
+    if job.delta is None:
+        return with_affordable_delta(lambda delta: work(rows, delta), default_delta(size), job.ledger, progress)
+    delta = checks.probability(one=False, delta=job.delta)
+    if delta * size >= 1:
         raise InvalidArgument(
-            f"delta must be below 1 / number of records = {1 / rows.facts.dataset_size:.3g}, got {delta!r}. "
+            f"delta must be below 1 / number of records = {1 / size:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."
         )
-    return delta
+    return work(rows, delta)
 
 
 def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progress: Progress) -> RunOutcome:
@@ -125,14 +120,23 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progres
     seeded = {} if job.seed is None else {"random_state": job.seed, "reproducible": True}
     estimator = method.estimator(rows.facts, epsilon=job.epsilon, delta=delta, **seeded)
     events, neighboring_relation = dry_run_events(estimator, rows.facts.columns)
-    spent = accounting.epsilon(compose(list(events)), delta, neighboring_relation=neighboring_relation)
+    whole = compose(list(events))
+    spent = accounting.epsilon(whole, delta, neighboring_relation=neighboring_relation)
     if job.ledger is not None:
-        job.ledger.check_charge(compose(list(events)), neighboring_relation=neighboring_relation)
+        job.ledger.check_charge(whole, neighboring_relation=neighboring_relation)
     plan = _plan(job, estimator, delta, neighboring_relation.value, events)
     run = RunFolder.create(job.folder, plan=plan, meta=_metadata(job, rows))
     with closed_after_failure(run):
         # Charged here and not by the estimator, so that every line of the transcript names the charge that paid for it.
-        charge = None if job.ledger is None else _charge(job.ledger, run, estimator, events, neighboring_relation)
+        charge = None
+        if job.ledger is not None:
+            charge = job.ledger.charge(
+                whole,
+                note=type(estimator).__name__,
+                run=run.path.name,
+                neighboring_relation=neighboring_relation,
+                privacy_unit=PrivacyUnit.RECORD,
+            ).digest
         # The estimator draws its key itself, and the fit is one segment.
         run.begin(key=None, first_step=0, most=compose(list(dict.fromkeys(events))), seeded=job.seed is not None)
         for number, event in enumerate(events):
@@ -151,23 +155,6 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progres
         metrics = _measured(job, rows, fitted)
         write_results(run, metrics)
     return RunOutcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events))
-
-
-def _charge(
-    ledger: "Account",
-    run: RunFolder,
-    estimator: "PrivateEstimator",
-    events: Sequence[Event],
-    neighboring_relation: NeighboringRelation,
-) -> str:
-    """Charge the whole fit to the account, which may refuse; the ledger's name of the charge."""
-    return ledger.charge(
-        compose(list(events)),
-        note=type(estimator).__name__,
-        run=run.path.name,
-        neighboring_relation=neighboring_relation,
-        privacy_unit=PrivacyUnit.RECORD,
-    ).digest
 
 
 def _with_public_size(guarantee: Guarantee) -> Guarantee:

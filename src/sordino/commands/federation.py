@@ -18,8 +18,6 @@ from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from sordino.data import DatasetSplits
     from sordino.federated import FederatedResult
     from sordino.ledger import Account
@@ -80,6 +78,7 @@ def federate(
     from sordino.data import DatasetSplits, load_dataset
     from sordino.federated import SERVER_OPTIMIZERS, LocalTraining, simulate, split_clients
     from sordino.recipes.saved_model import describe_module
+    from sordino.recipes.training_config import cross_entropy_per_record
 
     checks.one_of(list(SERVER_OPTIMIZERS), optimizer=optimizer)
     size = checks.integer(1, local_batch_size=local_batch_size)
@@ -103,7 +102,7 @@ def federate(
     ) -> "FederatedResult":
         return simulate(
             build(found.train.record_shape, len(found.labels)),
-            _loss,
+            cross_entropy_per_record,
             held,
             plan,
             local=local,
@@ -131,12 +130,6 @@ def federate(
         interrupted=result.rounds < rounds,
         details={"data": found.name, "clients": clients, "rounds": rounds},
     )
-
-
-def _loss(model: "nn.Module", x: "Tensor", y: "Tensor") -> "Tensor":
-    from torch.nn.functional import cross_entropy
-
-    return cross_entropy(model(x), y, reduction="none")
 
 
 def _get_model(name: str) -> "ModelFactory":

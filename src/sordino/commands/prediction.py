@@ -243,40 +243,21 @@ class _NewRecords:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        written = self._table()
+        _check_free({name.strip() for name in written.column_names} & set(predictions))
         if path.suffix.lower() == ".parquet":
-            written = self._table()
-            taken = set(written.column_names) & set(predictions)
-            _check_free(taken)
             for name, values in predictions.items():
                 written = written.append_column(name, pa.array(values.tolist()))
             pq.write_table(written, path)
             return
-        rows = self._rows()
+        if self.source is None:
+            written = pa.table({"record": [str(number) for number in range(len(self.records))]})
+        columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in written.columns]
+        columns += [_texts(values) for values in predictions.values()]
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", lineterminator="\n")
-            first = next(rows)
-            _check_free({name.strip() for name in first} & set(predictions))
-            writer.writerow([*first, *predictions])
-            columns = [_texts(values) for values in predictions.values()]
-            for row, *values in zip(rows, *columns, strict=True):
-                writer.writerow([*row, *values])
-
-    def _rows(self) -> Iterator[list[str]]:
-        """Header and cells as in the file; of arrays and named sets the number of each record."""
-        if self.source is None:
-            yield ["record"]
-            yield from ([str(number)] for number in range(len(self.records)))
-            return
-        from sordino.data.tables import is_csv, read_arrow
-
-        if not is_csv(self.source):
-            table = read_arrow(self.source)
-            yield list(table.column_names)
-            for batch in table.to_batches():
-                cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in batch.columns]
-                yield from (list(row) for row in zip(*cells, strict=True))
-            return
-        yield from _csv_rows(self.source, self.table_format)
+            writer.writerow([*written.column_names, *predictions])
+            writer.writerows(zip(*columns, strict=True))
 
     def _table(self) -> "pa.Table":
         """Content of the file; every cell of a CSV file as text."""
@@ -291,7 +272,7 @@ class _NewRecords:
         rows = _csv_rows(self.source, self.table_format)
         names = next(rows)
         cells = list(zip(*rows, strict=True)) or [()] * len(names)
-        return pa.table({name: pa.array(list(cell), type=pa.string()) for name, cell in zip(names, cells, strict=True)})
+        return pa.table([pa.array(list(cell), type=pa.string()) for cell in cells], names=names)
 
 
 def _check_free(taken: set[str]) -> None:

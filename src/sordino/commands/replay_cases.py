@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,6 +28,7 @@ _DECLARED: dict[str, object] = {
     "random_state": 1,
     "reproducible": True,
 }
+_SEARCH: dict[str, Any] = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
 _METHODS: dict[str, tuple[str, ...]] = {
     "LogisticRegression": ("objective", "output", "dp-gd", "dp-sgd"),
     "LinearSVC": ("objective", "output"),
@@ -61,12 +63,7 @@ def cases() -> Iterable[ReplayCase]:
     data = _synthetic(24)
     neighbors = tuple(_neighbors(data))
     pipelines: dict[str, Callable[[Table], object]] = {
-        "fit": _fit,
-        "fit, correlated noise": _fit_correlated,
-        "fit, secure noise": _fit_secure,
-        "fit, bounds at a quantile": _fit_quantile,
-        "fit, a loss curve": _fit_watched,
-        "fit, a loss curve and bounds at a quantile": _fit_watched_quantile,
+        **{name: partial(_trained, **options) for name, options in _fits().items()},
         "evaluation on private records": _evaluated,
         "engine": _engine,
         "PrivateGridSearch": _grid_search,
@@ -134,41 +131,27 @@ def _trained(table: Table, **options: object) -> object:
     return result.model, result.guarantee, result.released_losses
 
 
-def _fit(table: Table) -> object:
-    return _trained(table)
-
-
-def _fit_correlated(table: Table) -> object:
+def _fits() -> dict[str, dict[str, object]]:
+    """Options of the plans that `fit` follows."""
+    from sordino.clipping import QuantileClipping
     from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
     from sordino.training.correlated_noise import CorrelatedNoise
+    from sordino.training.noisy_releases import LossRelease
 
     noise = CorrelatedNoise(
         strategy=optimize_banded(2, steps=6), participation=CyclicPoisson(groups=2, sample_rate=0.5)
     )
-    return _trained(table, noise=noise)
-
-
-def _fit_secure(table: Table) -> object:
-    return _trained(table, secure_mode=True)
-
-
-def _fit_quantile(table: Table) -> object:
-    from sordino.clipping import QuantileClipping
-
-    return _trained(table, clipping=QuantileClipping(count_noise=4.0))
-
-
-def _fit_watched(table: Table) -> object:
-    from sordino.training.noisy_releases import LossRelease
-
-    return _trained(table, loss_release=LossRelease(max_loss=1.5, budget_fraction=0.2))
-
-
-def _fit_watched_quantile(table: Table) -> object:
-    from sordino.clipping import QuantileClipping
-    from sordino.training.noisy_releases import LossRelease
-
-    return _trained(table, loss_release=LossRelease(max_loss=1.5), clipping=QuantileClipping(count_noise=6.0))
+    return {
+        "fit": {},
+        "fit, correlated noise": {"noise": noise},
+        "fit, secure noise": {"secure_mode": True},
+        "fit, bounds at a quantile": {"clipping": QuantileClipping(count_noise=4.0)},
+        "fit, a loss curve": {"loss_release": LossRelease(max_loss=1.5, budget_fraction=0.2)},
+        "fit, a loss curve and bounds at a quantile": {
+            "loss_release": LossRelease(max_loss=1.5),
+            "clipping": QuantileClipping(count_noise=6.0),
+        },
+    }
 
 
 def _evaluated(table: Table) -> object:
@@ -233,22 +216,17 @@ def _estimator(kind: type, method: str | None) -> Callable[[Table], object]:
     return pipeline
 
 
-def _searched() -> tuple[object, dict[str, list[object]], dict[str, object]]:
-    """An estimator, settings to choose from, and what a search declares."""
+def _searched() -> tuple[Any, dict[str, list[object]]]:
+    """An estimator and settings to choose from."""
     from sordino.estimators import GaussianNB
 
-    return (
-        GaussianNB(bounds=(-2.0, 2.0), classes=_CLASSES),
-        {"bounds": [(-2.0, 2.0), (-1.0, 1.0)]},
-        {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")},
-    )
+    return GaussianNB(bounds=(-2.0, 2.0), classes=_CLASSES), {"bounds": [(-2.0, 2.0), (-1.0, 1.0)]}
 
 
 def _grid_search(table: Table) -> object:
     from sordino.estimators import PrivateGridSearch
 
-    inner, grid, declared = _searched()
-    found = PrivateGridSearch(inner, grid, **declared).fit(table[0], np.array(_CLASSES)[table[1]])  # pyright: ignore[reportArgumentType]
+    found = PrivateGridSearch(*_searched(), **_SEARCH).fit(table[0], np.array(_CLASSES)[table[1]])
     return found.best_params_, vars(found.best_estimator_)["events_"]
 
 
@@ -264,8 +242,7 @@ def _pipeline_search(table: Table) -> object:
             ("model", GaussianNB(bounds=(-2.0, 2.0), classes=_CLASSES)),
         ]
     )
-    declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
-    search = PrivateGridSearch(pipeline, {"pca": [PCA(1, data_norm=2.0), "passthrough"]}, **declared)  # pyright: ignore[reportArgumentType]
+    search = PrivateGridSearch(pipeline, {"pca": [PCA(1, data_norm=2.0), "passthrough"]}, **_SEARCH)
     found = search.fit(table[0], np.array(_CLASSES)[table[1]])
     return found.best_index_, found.best_estimator_.named_steps["model"].theta_
 
@@ -273,8 +250,7 @@ def _pipeline_search(table: Table) -> object:
 def _random_search(table: Table) -> object:
     from sordino.tuning import PrivateRandomSearch
 
-    inner, grid, declared = _searched()
-    found = PrivateRandomSearch(inner, grid, mean=3.0, **declared).fit(table[0], np.array(_CLASSES)[table[1]])  # pyright: ignore[reportArgumentType]
+    found = PrivateRandomSearch(*_searched(), mean=3.0, **_SEARCH).fit(table[0], np.array(_CLASSES)[table[1]])
     return found.best_params_
 
 
@@ -299,9 +275,7 @@ def _synthesizer(method: str) -> Callable[[Table], object]:
     def pipeline(table: Table) -> object:
         from sordino.synthesis import TableSynthesizer
 
-        declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
-        made = TableSynthesizer(schema=_schema(), method=method, bins=2, **declared)  # pyright: ignore[reportArgumentType]
-        fitted = made.fit(_columns(table))
+        fitted = TableSynthesizer(schema=_schema(), method=method, bins=2, **_SEARCH).fit(_columns(table))
         return fitted.measured_, fitted.releases_, fitted.sample(10).to_pydict()
 
     return pipeline
@@ -310,8 +284,7 @@ def _synthesizer(method: str) -> Callable[[Table], object]:
 def _described(table: Table) -> object:
     from sordino.description import TableDescriber
 
-    declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
-    describer = TableDescriber(schema=_schema(), bins=2, cross=(("a", "sign"), ("y", "b")), **declared)  # pyright: ignore[reportArgumentType]
+    describer = TableDescriber(schema=_schema(), bins=2, cross=(("a", "sign"), ("y", "b")), **_SEARCH)
     return describer.fit(_columns(table)).description_
 
 
