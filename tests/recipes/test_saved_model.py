@@ -11,7 +11,7 @@ from torch import nn
 
 import sordino
 from sordino import verification
-from sordino.commands.estimator_training import EstimatorJob, run_estimator
+from sordino.commands.estimators import EstimatorJob, run_estimator
 from sordino.commands.running import SILENT
 from sordino.data import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
 from sordino.errors import InvalidArgument
@@ -57,9 +57,8 @@ def trained(folder, dataset, method, target=None):
         epsilon=10.0,
         delta=1e-5,
         seed=None,
-        folder=folder,
     )
-    run_estimator(job, SILENT)
+    run_estimator(job, folder, None, SILENT)
     return sordino.load_model(folder)
 
 
@@ -99,11 +98,11 @@ def test_an_estimator_predicts_as_its_parameters_and_what_was_learned_say(tmp_pa
 @pytest.mark.parametrize("schema", [LABELED, NUMBER], ids=["label", "number"])
 def test_a_network_predicts_the_same_again(tmp_path, schema, monkeypatch):
     kept = {}
-    from sordino.commands import estimator_training
+    from sordino.commands import estimators
 
-    save = estimator_training._save
+    save = estimators._save
     monkeypatch.setattr(
-        estimator_training, "_save", lambda run, job, fitted: (kept.update(fitted=fitted), save(run, job, fitted))
+        estimators, "_save", lambda run, job, fitted: (kept.update(fitted=fitted), save(run, job, fitted))
     )
     dataset = table(schema)
     model = trained(tmp_path / "run", dataset, "network")

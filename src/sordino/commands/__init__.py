@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         audit_replay,
         audit_with_canaries,
     )
-    from sordino.commands.comparison import MethodComparison, compare
     from sordino.commands.documentation import (
         CourseLesson,
         DocumentationIndex,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
         learn,
         recipes,
     )
-    from sordino.commands.estimator_training import tune_estimator
+    from sordino.commands.estimators import MethodComparison, compare, tune_estimator
     from sordino.commands.federation import federate
     from sordino.commands.ledgers import (
         AccountHistory,

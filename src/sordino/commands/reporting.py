@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 from sordino import checks
 from sordino.commands.outcomes import Format
 from sordino.commands.prediction import open_model
-from sordino.commands.running import SILENT, DryRun, Progress, open_account, preview
+from sordino.commands.running import SILENT, DryRun, Progress, open_account, perform
 from sordino.errors import InvalidArgument
 from sordino.runs import Evaluation, RunFolder
 
@@ -249,15 +250,11 @@ def _evaluate(
     dry_run: bool,
     progress: Progress,
 ) -> Evaluation | DryRun:
-    if not dry_run:
-        with progress.stage("evaluating"):
-            return _charge_and_evaluate(folder, data, ledger=ledger, **options)
-    return preview(
-        lambda payer, _: _charge_and_evaluate(folder, data, ledger=payer, **options),
-        ledger,
-        delta=options["delta"],
-        progress=progress,
-    )
+    def work(payer: "Account | None", _: Path) -> Evaluation:
+        with nullcontext() if dry_run else progress.stage("evaluating"):
+            return _charge_and_evaluate(folder, data, ledger=payer, **options)
+
+    return perform(work, folder.path, ledger, dry_run=dry_run, delta=options["delta"], progress=progress)
 
 
 def _charge_and_evaluate(

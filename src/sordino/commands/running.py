@@ -29,6 +29,7 @@ __all__ = [
     "init_distributed",
     "is_rank_zero",
     "open_account",
+    "perform",
     "preview",
     "rounded",
     "with_affordable_delta",
@@ -234,6 +235,21 @@ class DryRun:
             },
             "ledger": ledger,
         }
+
+
+def perform(
+    work: "Callable[[Account | None, Path], _Found]",
+    folder: Path,
+    account: "Account | None",
+    *,
+    dry_run: bool,
+    delta: float | None,
+    progress: Progress,
+) -> _Found | DryRun:
+    """What `work` gives for the account and the run folder, or, in a dry run, what it would charge, see `preview`."""
+    if dry_run:
+        return preview(work, account, delta=delta, progress=progress)
+    return work(account, folder)
 
 
 def preview(

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino import checks
-from sordino.commands.outcomes import composition_statement, run_folder
-from sordino.commands.running import SILENT, DryRun, Progress, preview, write_new_file
+from sordino.commands.outcomes import closed_after_failure, composition_statement, run_folder
+from sordino.commands.running import SILENT, DryRun, Progress, perform, preview, write_new_file
 from sordino.commands.tables import TableFile, table_format
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.events import compose
 from sordino.runs import RunFolder
+from sordino.runs.results import guarantee_body
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,11 +140,8 @@ def describe_file(
         return preview(lambda payer, _: _charge(describer, payer), ledger, delta=delta, progress=progress)
     settings = {"quantiles": list(quantiles), "bins": bins, "cross": cross if cross is None else list(map(list, cross))}
     folder = _charged_run(source, describer, command="describe", settings=settings, epsilon=epsilon, folder=run)
-    try:
-        with progress.stage("measuring"):
-            description = describer.fit(source.path).description_
-    finally:
-        folder.close()
+    with folder, progress.stage("measuring"):
+        description = describer.fit(source.path).description_
     folder.write_guarantee(description.guarantee)
     found = DescribedTable(name=source.name, description=description, run=folder, out=out)
     if out is not None:
@@ -171,15 +168,9 @@ class SyntheticTable:
 
     def to_dict(self) -> dict[str, object]:
         """As JSON types."""
-        synthesizer, guarantee = self.synthesizer, self.synthesizer.guarantee_
+        synthesizer = self.synthesizer
         return {
-            "epsilon": "inf" if guarantee.epsilon == float("inf") else guarantee.epsilon,
-            "delta": guarantee.delta,
-            "privacy_unit": guarantee.privacy_unit.value,
-            "neighboring_relation": guarantee.neighboring_relation.value,
-            "accountant": guarantee.accountant,
-            "caveats": list(guarantee.caveats),
-            "description": guarantee.describe(),
+            **guarantee_body(synthesizer.guarantee_),
             "method": synthesizer.method,
             "records": self.table.num_rows,
             "noisy_number_of_records": synthesizer.model_.total,
@@ -277,13 +268,10 @@ def synthesize(
         epsilon=epsilon,
         folder=run,
     )
-    try:
-        with progress.stage("measuring") as advance:
-            synthesizer.fit(
-                source.path, progress=lambda part: advance(words=f"measuring: {100 * part:.0f} % of the budget")
-            )
-    finally:
-        folder.close()
+    with folder, progress.stage("measuring") as advance:
+        synthesizer.fit(
+            source.path, progress=lambda part: advance(words=f"measuring: {100 * part:.0f} % of the budget")
+        )
     folder.write_guarantee(synthesizer.guarantee_)
     table = synthesizer.sample(rows)
     _write_table(table, out)
@@ -377,13 +365,9 @@ def _charged_run(
     run = RunFolder.create(
         run_folder(f"{command}-{source.name}", folder), plan=json.dumps(plan, indent=2, allow_nan=False), meta=meta
     )
-    try:
+    with closed_after_failure(run):
         spent = accounting.epsilon(events, delta, neighboring_relation=relation)
         run.append(step=0, event=events, epsilon=spent.upper)
-    except BaseException:
-        run.close()
-        shutil.rmtree(run.path)
-        raise
     return run
 
 
@@ -551,14 +535,14 @@ def schema_check(
         with progress.stage("counting"):
             return SchemaCheck(schema=declared, counts=_exact(file, declared), guarantee=None, noise={})
     checks.positive(epsilon=epsilon)
-    if dry_run:
-        return preview(
-            lambda payer, _: _released(file, declared, epsilon, delta or 0.0, payer),
-            ledger,
-            delta=delta or 0.0,
-            progress=progress,
-        )
-    return _released(file, declared, epsilon, delta or 0.0, ledger)
+    return perform(
+        lambda payer, _: _released(file, declared, epsilon, delta or 0.0, payer),
+        file,
+        ledger,
+        dry_run=dry_run,
+        delta=delta or 0.0,
+        progress=progress,
+    )
 
 
 def _exact(file: Path, declared: "Schema") -> Mapping[str, Sequence[int]]:

@@ -29,6 +29,7 @@ from sordino.commands.running import (
     check_single_process_options,
     default_delta,
     init_distributed,
+    perform,
     preview,
 )
 from sordino.commands.tables import TableOptions, default_model, load_table
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits
     from sordino.ledger import Account
     from sordino.randomness import KeyedRNG
-    from sordino.recipes import FittedRecipe, ModelFactory, TrainingConfig
+    from sordino.recipes import ModelFactory, Recipe, TrainingConfig
     from sordino.training.distributed import DistributedContext
     from sordino.training.plan import Plan
 
@@ -143,6 +144,8 @@ def train(
         InvalidArgument: an option is out of range or goes with another one.
         MissingDeclaration: a declaration is missing.
     """
+    from sordino.randomness import KeyedRNG
+
     given = {
         "steps": steps,
         "batch size": batch_size,
@@ -166,9 +169,15 @@ def train(
             others,
             "A recipe fixes its settings; use `sordino.recipes` from Python to change them.",
         )
-        return _train_by_recipe(
-            data, table, recipe, epsilon, delta, setting, device, seed, reproducible, out, ledger, dry_run, progress
-        )
+        from sordino.recipes import get_recipe
+
+        pipeline, rng = get_recipe(recipe), KeyedRNG(seed=seed, reproducible=reproducible)
+        dataset = load_table(data, table, progress, by_estimator=False, keep_texts=True)
+        delta = default_delta(len(dataset.train)) if delta is None else delta
+        settings = {"epsilon": epsilon, "delta": delta, "setting": setting, "device": device or "cpu"}
+        work = _by_recipe(pipeline, dataset, settings, rng, progress)
+        folder = run_folder(dataset.name, out)
+        return perform(work, folder, ledger, dry_run=dry_run, delta=delta, progress=progress)
     for name, value in {"--setting": setting, "--device": device}.items():
         if value is not None:
             raise InvalidArgument(
@@ -177,8 +186,7 @@ def train(
     resume = None if resume is None else Path(resume)
     goal = _goal(epsilon, delta, resume, by_hand)
     model = default_model(data, table) if model is None else model
-    from sordino.commands.estimator_training import EstimatorJob, is_method, run_estimator
-    from sordino.randomness import KeyedRNG
+    from sordino.commands.estimators import EstimatorJob, is_method, run_estimator
 
     rng = KeyedRNG(seed=seed, reproducible=reproducible)
     if isinstance(model, str) and is_method(model):
@@ -188,21 +196,14 @@ def train(
         _check_no_other_options(f"--model {model}", by_hand, others, advice)
         dataset = load_table(data, table, progress, by_estimator=True)
         job = EstimatorJob(
-            dataset=dataset,
-            method=model,
-            target=table.get("target"),
-            epsilon=goal,
-            delta=delta,
-            seed=seed,
-            folder=run_folder(dataset.name, out),
-            ledger=ledger,
+            dataset=dataset, method=model, target=table.get("target"), epsilon=goal, delta=delta, seed=seed
         )
         progress.status(f"{_kind(dataset)} records, {model}", title=dataset.name)
-        if not dry_run:
-            return run_estimator(job, progress)
-        return preview(
-            lambda payer, place: run_estimator(replace(job, ledger=payer, folder=place), progress),
+        return perform(
+            lambda payer, folder: run_estimator(job, folder, payer, progress),
+            run_folder(dataset.name, out),
             ledger,
+            dry_run=dry_run,
             delta=default_delta(len(dataset.train)) if delta is None else delta,
             progress=progress,
         )
@@ -596,38 +597,13 @@ def _seeded(rng: "KeyedRNG") -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _train_by_recipe(
-    data: "str | Path | DatasetSplits",
-    table: TableOptions,
-    name: str,
-    epsilon: float | None,
-    delta: float | None,
-    setting: str | None,
-    device: str | None,
-    seed: int | None,
-    reproducible: bool,
-    out: Path | str | None,
-    ledger: "Account | None",
-    dry_run: bool,
-    progress: Progress,
-) -> RunOutcome | DryRun:
-    """Fit the whole pipeline, and leave a complete run folder.
+def _by_recipe(
+    pipeline: "Recipe", dataset: "DatasetSplits", settings: dict[str, Any], rng: "KeyedRNG", progress: Progress
+) -> "Callable[[Account | None, Path], RunOutcome]":
+    """(account, run folder) ↦ the whole pipeline, fitted into a complete run folder.
 
     Guarantee: `RunOutcome.guarantee`, of all stages together; they are charged before a record is read.
     """
-    from sordino.randomness import KeyedRNG
-    from sordino.recipes import get_recipe
-
-    pipeline = get_recipe(name)
-    rng = KeyedRNG(seed=seed, reproducible=reproducible)
-    dataset = load_table(data, table, progress, by_estimator=False, keep_texts=True)
-    size = len(dataset.train)
-    settings = {
-        "epsilon": epsilon,
-        "delta": default_delta(size) if delta is None else delta,
-        "setting": setting,
-        "device": "cpu" if device is None else device,
-    }
     prepared, stated = pipeline.plan(dataset, **settings)
     counts = [(stage.name, len(stage.charges)) for stage in prepared.stages]
     stages = ", ".join(f"{part} ({count:,} {'charge' if count == 1 else 'charges'})" for part, count in counts)
@@ -637,22 +613,19 @@ def _train_by_recipe(
         title=dataset.name,
     )
 
-    def fit(payer: "Account | None", folder: Path) -> "FittedRecipe":
-        return pipeline.fit(dataset, **settings, ledger=payer, run_folder=folder, rng=rng, progress=progress.is_shown)
+    def work(payer: "Account | None", folder: Path) -> RunOutcome:
+        fitted = pipeline.fit(dataset, **settings, ledger=payer, run_folder=folder, rng=rng, progress=progress.is_shown)
+        run = RunFolder.open(folder)
+        with progress.stage("measuring and writing the report"):
+            metrics = measure_test_records(dataset, fitted.predict_proba)
+            write_results(run, metrics)
+        return RunOutcome(
+            run=run,
+            guarantee=fitted.guarantee,
+            metrics=metrics,
+            steps=len(fitted.events),
+            interrupted=not fitted.complete,
+            details={"recipe": pipeline.name},
+        )
 
-    if dry_run:
-        return preview(fit, ledger, delta=settings["delta"], progress=progress)
-    folder = run_folder(dataset.name, out)
-    fitted = fit(ledger, folder)
-    run = RunFolder.open(folder)
-    with progress.stage("measuring and writing the report"):
-        metrics = measure_test_records(dataset, fitted.predict_proba)
-        write_results(run, metrics)
-    return RunOutcome(
-        run=run,
-        guarantee=fitted.guarantee,
-        metrics=metrics,
-        steps=len(fitted.events),
-        interrupted=not fitted.complete,
-        details={"recipe": pipeline.name},
-    )
+    return work

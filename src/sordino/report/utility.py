@@ -12,8 +12,9 @@ Example:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -113,11 +114,11 @@ def compute_utility(
     predicted = chances.argmax(axis=1)
     correct = (predicted == right).astype(np.float64)
     # Bins are (k/bins, (k+1)/bins], as in the reference; confidence is never 0.
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    position = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     metrics = compute_label_utility(predicted, right, classes=chances.shape[1], scores=chances, public=public)
     gaps, weights = [], []
     for k in range(bins):
-        inside = place == k
+        inside = position == k
         if inside.any():
             means = correct[inside].mean(), confidence[inside].mean()
             gaps.append(abs(means[0] - means[1]))
@@ -132,7 +133,12 @@ def compute_utility(
 def _group_metrics(groups: Mapping[str, Sequence[str]], correct: NDArray[np.float64]) -> dict[str, Metric]:
     metrics = {}
     for column, values in groups.items():
-        _same_length(values, correct, column)
+        if len(values) != len(correct):
+            raise InvalidArgument(
+                f"groups must have one value a record, got {len(values)} for {len(correct)} records in {column!r}."
+            )
+        if ":" in column:
+            raise InvalidArgument(f"a column of groups must be named without a colon, got {column!r}. Rename it.")
         names = np.asarray([str(value) for value in values])
         for name in dict.fromkeys(names.tolist()):
             inside = names == name
@@ -210,9 +216,9 @@ def compute_label_utility(
 def _area(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
     """Area under the ROC curve: the share of pairs in which the positive record scores higher, ties half."""
     many = int(positive.sum())
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _, rank, counts = np.unique(scores, return_inverse=True, return_counts=True)
     # Ranks from 1; equal scores share the mean of theirs.
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[rank]
     return float((ranks[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many)))
 
 
@@ -358,15 +364,6 @@ def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.fl
     return np.minimum(chances, 1.0), right.astype(np.int64)
 
 
-def _same_length(values: Sequence[str], labels: NDArray[np.generic], column: str) -> None:
-    if len(values) != len(labels):
-        raise InvalidArgument(
-            f"groups must have one value a record, got {len(values)} for {len(labels)} records in {column!r}."
-        )
-    if ":" in column:
-        raise InvalidArgument(f"a column of groups must be named without a colon, got {column!r}. Rename it.")
-
-
 def _public(value: float, what: str) -> Metric:
     return Metric(value=float(value), public=True, what=what)
 
@@ -509,8 +506,8 @@ class _Layout:
         chances, right = np.where(known[:, None], chances, 0.0), np.where(known, labels, 0).astype(np.int64)
         wrong = (chances.argmax(axis=1) != right).astype(np.int64)
         low = 1 / len(self.classes)
-        place = np.ceil((np.clip(chances.max(axis=1), low, 1.0) - low) / (1 - low) * self.bins).astype(np.int64) - 1
-        found = {_ALL: np.zeros_like(right), _CONFIDENCE: np.clip(place, 0, self.bins - 1), _CLASS: right}
+        part = np.ceil((np.clip(chances.max(axis=1), low, 1.0) - low) / (1 - low) * self.bins).astype(np.int64) - 1
+        found = {_ALL: np.zeros_like(right), _CONFIDENCE: np.clip(part, 0, self.bins - 1), _CLASS: right}
         for column, values in self.groups.items():
             found[column] = _positions(predictions, column, values, len(right))
         return {name: np.where(known, 2 * value + wrong, -1) for name, value in found.items()}
@@ -527,7 +524,7 @@ def _positions(predictions: Predictions, column: str, values: tuple[str, ...], r
     attributes = predictions[2] if len(predictions) == 3 else {}
     if column not in attributes or len(attributes[column]) != records:
         raise InvalidArgument(f"groups must hold one value per record for {column!r}, got none or another number.")
-    number = {value: place for place, value in enumerate(values)}
+    number = {value: index for index, value in enumerate(values)}
     return np.array([number.get(str(value), len(values)) for value in attributes[column]], dtype=np.int64)
 
 
@@ -541,12 +538,13 @@ def _charged(
 ) -> str | None:
     if ledger is None:
         return None
-    name = "" if run is None else run.path.name
-    note = f"evaluation on {records}"
-    paid = ledger.charge(
-        event, note=note, run=name, neighboring_relation=neighboring_relation, privacy_unit=PrivacyUnit.RECORD
-    )
-    return paid.digest
+    return ledger.charge(
+        event,
+        note=f"evaluation on {records}",
+        run="" if run is None else run.path.name,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=PrivacyUnit.RECORD,
+    ).digest
 
 
 def _relation_of(run: RunFolder) -> NeighboringRelation:
@@ -584,15 +582,6 @@ def _stddev(mechanism: PrivateHistogram) -> float:
 _NORMAL = 1.959963984540054
 # The 95 % interval of a Laplace variable, in its standard deviations: ln 20 / √2.
 _LAPLACE = math.log(20) / math.sqrt(2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Counts:
-    """Noisy numbers of right and wrong ones, each with noise of variance `variance`."""
-
-    right: float
-    wrong: float
-    variance: float
 
 
 def proportion_interval(right: float, wrong: float, *, stddev: float, width: float = _NORMAL) -> tuple[float, float]:
@@ -647,16 +636,11 @@ def joint_epsilon(
     ours = [one.event for one in evaluations if not one.disjoint]
     others = [one.event for one in evaluations if one.disjoint]
     try:
-        apart = accounting.epsilon(compose(others), delta, neighboring_relation=neighboring_relation).upper
-        alone = accounting.epsilon(trained, delta, neighboring_relation=neighboring_relation).upper
-        if claimed <= alone * (1 + 1e-9):
-            return max(
-                apart,
-                accounting.epsilon(compose([trained, *ours]), delta, neighboring_relation=neighboring_relation).upper,
-            )
-        return max(
-            apart, claimed + accounting.epsilon(compose(ours), 0.0, neighboring_relation=neighboring_relation).upper
-        )
+        spent = partial(accounting.epsilon, neighboring_relation=neighboring_relation)
+        apart = spent(compose(others), delta).upper
+        if claimed <= spent(trained, delta).upper * (1 + 1e-9):
+            return max(apart, spent(compose([trained, *ours]), delta).upper)
+        return max(apart, claimed + spent(compose(ours), 0.0).upper)
     except (AccountingError, UnsupportedEvent):
         return None
 
@@ -664,6 +648,7 @@ def joint_epsilon(
 def summarize_evaluation(evaluation: Evaluation) -> PrivateEvaluation:
     """What a report says of one evaluation."""
     width = _NORMAL if _is_gaussian(evaluation.event) else _LAPLACE
+    calibration, noise = _paid_calibration(evaluation)
     return PrivateEvaluation(
         records=evaluation.records,
         epsilon=evaluation.epsilon,
@@ -671,9 +656,9 @@ def summarize_evaluation(evaluation: Evaluation) -> PrivateEvaluation:
         disjoint=evaluation.disjoint,
         charged=evaluation.charge is not None,
         noise=evaluation.stddev,
-        shares=() if evaluation.tables is None else tuple(_shares(evaluation, evaluation.tables, width)),
-        calibration=_paid_calibration(evaluation),
-        calibration_noise=_calibration_noise(evaluation),
+        shares=tuple(_shares(evaluation.tables or (), evaluation.stddev, width)),
+        calibration=calibration,
+        calibration_noise=noise,
     )
 
 
@@ -682,76 +667,67 @@ def _is_gaussian(event: Event) -> bool:
     return isinstance(inner, Gaussian | NoOp)
 
 
-def _shares(evaluation: Evaluation, tables: Sequence[NoisyTable], width: float) -> list[NoisyAccuracy]:
+def _shares(tables: Sequence[NoisyTable], stddev: float, width: float) -> Iterator[NoisyAccuracy]:
     """All records first, then every value of classes and columns."""
-    variance = evaluation.stddev**2
-    found = [_share("all", "all", _of_all(tables, variance), width)]
+    if tables:
+        right, wrong, variance = _of_all(tables)
+        yield _share("all", "all", right, wrong, stddev * math.sqrt(variance), width)
     for table in tables:
-        if table.name in ("all", "confidence"):
-            continue
-        for value, right, wrong in zip(table.values, table.right, table.wrong, strict=True):
-            counts = _Counts(right=right, wrong=wrong, variance=variance)
-            found.append(_share(table.name, value, counts, width))
-    return found
+        if table.name not in ("all", "confidence"):
+            for value, right, wrong in zip(table.values, table.right, table.wrong, strict=True):
+                yield _share(table.name, value, right, wrong, stddev, width)
 
 
-def _of_all(tables: Sequence[NoisyTable], variance: float) -> _Counts:
-    """Every table counts the same records, so their sums are averaged, each by the inverse of its noise."""
+def _of_all(tables: Sequence[NoisyTable]) -> tuple[float, float, float]:
+    """Noisy numbers of right and wrong ones, and the variance of their noise, in that of one count.
+
+    Every table counts the same records, so their sums are averaged, each by the inverse of its noise.
+    """
     weights = [1 / len(table.values) for table in tables]
     total = math.fsum(weights)
     right = math.fsum(weight * sum(table.right) for weight, table in zip(weights, tables, strict=True)) / total
     wrong = math.fsum(weight * sum(table.wrong) for weight, table in zip(weights, tables, strict=True)) / total
-    return _Counts(right=right, wrong=wrong, variance=variance / total)
+    return right, wrong, 1 / total
 
 
-def _share(column: str, value: str, counts: _Counts, width: float) -> NoisyAccuracy:
-    total = counts.right + counts.wrong
-    low, high = proportion_interval(counts.right, counts.wrong, stddev=math.sqrt(counts.variance), width=width)
-    share = counts.right / total if total > 0 else 0.5
+def _share(column: str, value: str, right: float, wrong: float, stddev: float, width: float) -> NoisyAccuracy:
+    total = right + wrong
+    low, high = proportion_interval(right, wrong, stddev=stddev, width=width)
+    share = right / total if total > 0 else 0.5
     return NoisyAccuracy(
         column=column,
         value=value,
         records=max(0, round(total)),
-        records_noise=math.sqrt(2 * counts.variance),
+        records_noise=math.sqrt(2) * stddev,
         accuracy=min(max(share, low), high),
         lower=low,
         upper=high,
     )
 
 
-def _middles(table: NoisyTable) -> list[float]:
-    """The middle of each part of confidence, which stands for all confidences in it."""
-    return [sum(map(float, value.split(" to "))) / 2 for value in table.values]
+def _paid_calibration(evaluation: Evaluation) -> tuple[Calibration | None, float | None]:
+    """ECE, and about what it would be from noise alone: the mean of |noise| over all bins; None without an answer.
 
-
-def _paid_calibration(evaluation: Evaluation) -> Calibration | None:
-    """ECE with the middles of the bins in place of mean confidences; None where the counts say nothing."""
+    The middles of the bins stand for the confidences in them. Where noise hides all records there is no ECE.
+    """
     table = evaluation.table("confidence")
     if table is None or evaluation.tables is None:
-        return None
-    counts = _of_all(evaluation.tables, 1.0)
-    total = counts.right + counts.wrong
+        return None, None
+    middles = [sum(map(float, value.split(" to "))) / 2 for value in table.values]
+    total = sum(_of_all(evaluation.tables)[:2])
+    spreads = [evaluation.stddev * math.hypot(1 - middle, middle) for middle in middles]
+    noise = min(1.0, math.sqrt(2 / math.pi) * math.fsum(spreads) / max(1.0, total))
     if total <= 0:
-        return None
+        return None, noise
     gaps, bins = [], []
-    for middle, right, wrong in zip(_middles(table), table.right, table.wrong, strict=True):
+    for middle, right, wrong in zip(middles, table.right, table.wrong, strict=True):
         gaps.append(abs(right - middle * (right + wrong)))
         # Bins in which noise hides whether there is anybody are not drawn.
         if right + wrong > 3 * math.sqrt(2) * evaluation.stddev:
             share = min(1.0, max(0.0, right / (right + wrong)))
             bins.append(Bin(records=round(right + wrong), confidence=middle, accuracy=share))
     largest = max((abs(part.accuracy - part.confidence) for part in bins), default=0.0)
-    return Calibration(
+    calibration = Calibration(
         expected_error=min(1.0, math.fsum(gaps) / total), maximum_error=min(1.0, largest), bins=tuple(bins)
     )
-
-
-def _calibration_noise(evaluation: Evaluation) -> float | None:
-    """What ECE would be, about, from noise alone: the mean of |noise| over all bins."""
-    table = evaluation.table("confidence")
-    if table is None or evaluation.tables is None:
-        return None
-    counts = _of_all(evaluation.tables, 1.0)
-    total = max(1.0, counts.right + counts.wrong)
-    spreads = [evaluation.stddev * math.hypot(1 - middle, middle) for middle in _middles(table)]
-    return min(1.0, math.sqrt(2 / math.pi) * math.fsum(spreads) / total)
+    return calibration, noise

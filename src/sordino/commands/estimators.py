@@ -1,10 +1,10 @@
-"""Estimators in run folders: charged first, fitted then. One fit for `train`, a whole search for `tune_estimator`."""
+"""Estimators, charged first and fitted then: one for `train`, a search for `tune_estimator`, many for `compare`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -18,25 +18,27 @@ from sordino.commands.outcomes import (
     subgroups_of,
     write_results,
 )
-from sordino.commands.running import SILENT, DryRun, Progress, default_delta, preview, with_affordable_delta
+from sordino.commands.pictures import checked_path
+from sordino.commands.running import SILENT, DryRun, Progress, default_delta, perform, preview, with_affordable_delta
 from sordino.commands.tables import TableOptions, load_table
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, MissingDeclaration, SordinoError
 from sordino.events import Event, compose
 from sordino.randomness import KeyedRNG
 from sordino.runs import Metric, RunFolder
+from sordino.runs.transcript import encode_number
 
 if TYPE_CHECKING:
     from sordino.data import DatasetSplits
     from sordino.estimators.base import PrivateEstimator
     from sordino.ledger import Account
     from sordino.recipes import TabularTask
-    from sordino.recipes.tabular import FittedTable
+    from sordino.recipes.tabular import Comparison, FittedTable, PublicFacts, TabularMethod
     from sordino.tuning.methods import Config, RandomStopping, SearchSpace
     from sordino.tuning.random_search import EstimatorRuns
     from sordino.tuning.search import TrialBudget
 
-__all__ = ["EstimatorJob", "is_method", "run_estimator", "tune_estimator"]
+__all__ = ["EstimatorJob", "MethodComparison", "compare", "is_method", "run_estimator", "tune_estimator"]
 
 _TUNED_ON = ("adult",)
 _USUAL_DELTA = 1e-5
@@ -68,8 +70,6 @@ class EstimatorJob:
         epsilon: of the fit.
         delta: of the fit; None takes the default.
         seed: a chosen seed, or None.
-        folder: where the run goes.
-        ledger: the dataset's account, or None.
     """
 
     dataset: "DatasetSplits"
@@ -78,21 +78,22 @@ class EstimatorJob:
     epsilon: float
     delta: float | None
     seed: int | None
-    folder: Path
-    ledger: "Account | None" = None
 
 
-def run_estimator(job: EstimatorJob, progress: Progress) -> RunOutcome:
-    """Fit, and leave a complete run folder.
+def run_estimator(job: EstimatorJob, folder: Path, ledger: "Account | None", progress: Progress) -> RunOutcome:
+    """Fit, and leave a complete run folder, once the whole fit is charged to the account, if there is one.
 
     Guarantee: `RunOutcome.guarantee`. What the fit will cost is known before a record is read (its events depend on no
     record), and it is written to the transcript then. Nothing is measured on records that are not declared public.
     """
-    return _with_delta(job, lambda rows, delta: _run_estimator(job, rows, delta, progress), progress)
+    return _with_delta(
+        job, ledger, lambda rows, delta: _run_estimator(job, rows, delta, folder, ledger, progress), progress
+    )
 
 
 def _with_delta(
     job: EstimatorJob,
+    ledger: "Account | None",
     work: "Callable[[TabularTask, float], RunOutcome]",
     progress: Progress,
 ) -> RunOutcome:
@@ -102,7 +103,7 @@ def _with_delta(
     rows = make_tabular_task(job.dataset, target=job.target)
     size = rows.facts.dataset_size
     if job.delta is None:
-        return with_affordable_delta(lambda delta: work(rows, delta), default_delta(size), job.ledger, progress)
+        return with_affordable_delta(lambda delta: work(rows, delta), default_delta(size), ledger, progress)
     delta = checks.probability(one=False, delta=job.delta)
     if delta * size >= 1:
         raise InvalidArgument(
@@ -112,7 +113,9 @@ def _with_delta(
     return work(rows, delta)
 
 
-def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progress: Progress) -> RunOutcome:
+def _run_estimator(
+    job: EstimatorJob, rows: "TabularTask", delta: float, folder: Path, ledger: "Account | None", progress: Progress
+) -> RunOutcome:
     from sordino.estimators.base import dry_run_events
     from sordino.recipes.tabular import fit_to, get_method
 
@@ -122,15 +125,15 @@ def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, progres
     events, neighboring_relation = dry_run_events(estimator, rows.facts.columns)
     whole = compose(list(events))
     spent = accounting.epsilon(whole, delta, neighboring_relation=neighboring_relation)
-    if job.ledger is not None:
-        job.ledger.check_charge(whole, neighboring_relation=neighboring_relation)
+    if ledger is not None:
+        ledger.check_charge(whole, neighboring_relation=neighboring_relation)
     plan = _plan(job, estimator, delta, neighboring_relation.value, events)
-    run = RunFolder.create(job.folder, plan=plan, meta=_metadata(job, rows))
+    run = RunFolder.create(folder, plan=plan, meta=_metadata(job, rows, charged=ledger is not None))
     with closed_after_failure(run):
         # Charged here and not by the estimator, so that every line of the transcript names the charge that paid for it.
         charge = None
-        if job.ledger is not None:
-            charge = job.ledger.charge(
+        if ledger is not None:
+            charge = ledger.charge(
                 whole,
                 note=type(estimator).__name__,
                 run=run.path.name,
@@ -193,7 +196,7 @@ def _plan(
     return json.dumps(body, indent=2, allow_nan=False)
 
 
-def _metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, object]:
+def _metadata(job: EstimatorJob, rows: "TabularTask", *, charged: bool) -> dict[str, Any]:
     """Public facts about the run. No path of this machine is among them."""
     dataset = job.dataset
     measured = "Accuracy or error on test records that are declared public."
@@ -218,7 +221,7 @@ def _metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, object]:
             "evaluation": measured if dataset.test_is_public else "None.",
             "logging": "No loss, norm or number of records is printed or stored.",
         },
-        **composition_statement(public=dataset.public, charged=job.ledger is not None),
+        **composition_statement(public=dataset.public, charged=charged),
     }
 
 
@@ -344,27 +347,22 @@ def tune_estimator(
         space=_space(model, space, number=_is_number(dataset, target)),
         rng=KeyedRNG(seed=seed, reproducible=reproducible),
     )
-    job = EstimatorJob(
-        dataset=dataset,
-        method=model,
-        target=target,
-        epsilon=epsilon,
-        delta=delta,
-        seed=seed,
-        folder=run_folder(f"{dataset.name}-tuned", out),
-        ledger=ledger,
-    )
+    job = EstimatorJob(dataset=dataset, method=model, target=target, epsilon=epsilon, delta=delta, seed=seed)
     kind = "public" if dataset.public else "private"
     progress.status(f"{kind} records, settings of {model} by random stopping", title=dataset.name)
 
-    def work(own: EstimatorJob) -> RunOutcome:
-        return _with_delta(own, lambda rows, level: _run_search(own, search, rows, level, progress), progress)
+    def work(payer: "Account | None", folder: Path) -> RunOutcome:
+        return _with_delta(
+            job, payer, lambda rows, level: _run_search(job, search, rows, level, folder, payer, progress), progress
+        )
 
-    if not dry_run:
-        return work(job)
-    level = default_delta(len(dataset.train)) if delta is None else delta
-    return preview(
-        lambda payer, place: work(replace(job, ledger=payer, folder=place)), ledger, delta=level, progress=progress
+    return perform(
+        work,
+        run_folder(f"{dataset.name}-tuned", out),
+        ledger,
+        dry_run=dry_run,
+        delta=default_delta(len(dataset.train)) if delta is None else delta,
+        progress=progress,
     )
 
 
@@ -430,13 +428,20 @@ def _words_of(distribution: "RandomStopping") -> str:
 
 
 def _run_search(
-    job: EstimatorJob, search: _Search, rows: "TabularTask", delta: float, progress: Progress
+    job: EstimatorJob,
+    search: _Search,
+    rows: "TabularTask",
+    delta: float,
+    folder: Path,
+    ledger: "Account | None",
+    progress: Progress,
 ) -> RunOutcome:
     from sordino.tuning import PrivateScore, tune
 
     train, runs = _training(job, search, rows, delta)
     plan = _search_plan(job, search, delta, runs.neighboring_relation.value)
-    run = RunFolder.create(job.folder, plan=plan, meta=_search_metadata(job, search, rows))
+    meta = _search_metadata(search, _metadata(job, rows, charged=ledger is not None))
+    run = RunFolder.create(folder, plan=plan, meta=meta)
     with closed_after_failure(run), progress.stage(f"searching: {_words_of(search.distribution)}"):
         tuned = tune(
             train,
@@ -447,9 +452,9 @@ def _run_search(
             run_event=runs.run,
             score=None if search.public_score else PrivateScore(noise_multiplier=search.score_noise),
             neighboring_relation=runs.neighboring_relation,
-            ledger=_Written(run, job.ledger),  # pyright: ignore[reportArgumentType]
+            ledger=_Written(run, ledger),  # pyright: ignore[reportArgumentType]
             rng=search.rng,
-            accountant=_accountant(job.ledger, gaussian=runs.gaussian),
+            accountant=_accountant(ledger, gaussian=runs.gaussian),
         )
     guarantee = _with_public_size(tuned.guarantee)
     if tuned.model is None:
@@ -541,17 +546,15 @@ def _search_plan(job: EstimatorJob, search: _Search, delta: float, neighboring_r
     return json.dumps(body, indent=2, allow_nan=False)
 
 
-def _search_metadata(job: EstimatorJob, search: _Search, rows: "TabularTask") -> dict[str, object]:
-    meta = _metadata(job, rows)
+def _search_metadata(search: _Search, meta: dict[str, Any]) -> dict[str, object]:
     judged = "on public test records" if search.public_score else "on the records, with noise"
     said = (
         f"Settings were drawn at random from a space fixed in advance, a secret random number of times (mean "
         f"{search.distribution.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only "
         "the winner left."
     )
-    accesses = meta["data_accesses"]
-    assert isinstance(accesses, dict)
-    return meta | {"settings": said, "tuned_on_these_data": False, "data_accesses": accesses | {"tuning": said}}
+    accesses = meta["data_accesses"] | {"tuning": said}
+    return meta | {"settings": said, "tuned_on_these_data": False, "data_accesses": accesses}
 
 
 _KINDS = ("uniform", "log_uniform", "integers")
@@ -607,3 +610,185 @@ def _space(model: str, path: Path | str | None, *, number: bool) -> "SearchSpace
         else:
             raise InvalidArgument(f"{name} must be a list or one of {', '.join(_KINDS)}. See `sordino explain tuning`.")
     return SearchSpace(found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `compare`: all methods that can learn a table, side by side, and what comparing costs.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodComparison:
+    """Methods side by side.
+
+    Args:
+        found: their scores and what all fits cost together.
+        non_private: scores of models without privacy; empty for private records.
+        methods: those compared.
+        data: name of the dataset.
+        target: what is predicted.
+        public: whether the records are public.
+        delta: of a fit.
+        repeats: fits of each method at each ε.
+        picture: the file with the picture.
+    """
+
+    found: "Comparison"
+    non_private: Mapping[str, float]
+    methods: "Sequence[TabularMethod]"
+    data: str
+    target: str
+    public: bool
+    delta: float
+    repeats: int
+    picture: Path
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON types."""
+        found, total = self.found, self.found.total
+        return {
+            "measure": found.measure,
+            "delta": self.delta,
+            "public": self.public,
+            "results": [
+                {"method": cell.method, "epsilon": cell.epsilon, "score": cell.mean, "scores": list(cell.scores)}
+                for cell in found.cells
+            ],
+            "non_private": dict(self.non_private),
+            "total": {
+                "epsilon": encode_number(total.epsilon),
+                "delta": total.delta,
+                "neighboring_relation": total.neighboring_relation.value,
+                "accountant": total.accountant,
+                "description": total.describe(),
+            },
+            "picture": str(self.picture),
+        }
+
+
+def compare(
+    data: "str | Path | DatasetSplits",
+    *,
+    epsilon: float | Sequence[float] = (0.1, 1.0, 8.0),
+    delta: float | None = None,
+    methods: Sequence[str] | None = None,
+    repeats: int = 1,
+    plot: Path | str | None = None,
+    ledger: "Account | None" = None,
+    dry_run: bool = False,
+    progress: Progress = SILENT,
+    **table: Unpack[TableOptions],
+) -> MethodComparison | DryRun:
+    """Fit private methods on one table, measure them on public test records, and draw the picture.
+
+    On public data every method is fitted at every ε. On private records every fit is charged, so there is one ε for
+    all of them together, and each method gets its part.
+
+    Guarantee: on private records `MethodComparison.found.total`, of all fits together.
+
+    Args:
+        data: Name from `sordino data list`, or a file.
+        epsilon: ε of each fit; several values on public data, one on private data.
+        delta: δ, as for train.
+        methods: Method names, separated by commas. Default: all that support the table.
+        repeats: Number of fits per method and ε, on public data.
+        plot: Picture file, .png or .svg. Default: compare-NAME.png.
+        ledger: the account that is charged.
+        dry_run: only say what it would cost.
+        progress: what is said meanwhile.
+        **table: how a file is declared and read, see `sordino.commands.TableOptions`.
+
+    Returns:
+        The scores; with `dry_run` the cost.
+
+    Raises:
+        BudgetExceeded: the account does not have it; nothing was read.
+        InvalidArgument: an option is out of range.
+        MissingDeclaration: a declaration is missing.
+    """
+    budgets = sorted(
+        {checks.positive(epsilon=value) for value in ([epsilon] if isinstance(epsilon, int | float) else epsilon)}
+    )
+    checks.integer(1, repeats=repeats)
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    dataset = load_table(data, table, progress, by_estimator=True)
+    picture = checked_path(Path(f"compare-{dataset.name}.png" if plot is None else plot))
+    if ledger is not None and dataset.public:
+        raise InvalidArgument(
+            "ledger must be left out for public records, got one: they have no privacy budget. Drop --ledger."
+        )
+    if not dataset.public and len(budgets) != 1:
+        raise InvalidArgument(
+            f"epsilon must be one number on private records, got {len(budgets)}: every fit is paid for, and all "
+            "methods share one budget. Give --epsilon once, or declare the data public."
+        )
+    if dataset.test is None:
+        raise MissingDeclaration(
+            "test must be declared: a PUBLIC file to measure on. Accuracy on private records is a release of its own."
+        )
+    from sordino.recipes import tabular
+    from sordino.recipes.tabular import make_tabular_task, non_private_scores
+
+    rows = make_tabular_task(dataset, target=table.get("target"))
+    chosen = _chosen_methods(methods, rows.facts)
+    slack = default_delta(rows.facts.dataset_size) if delta is None else delta
+    progress.status(_describe_comparison(dataset.public, len(chosen), budgets), title=dataset.name)
+    if dry_run and dataset.public:
+        return DryRun(why="the records are public")
+
+    def shared(level: float, payer: "Account | None", advance: "Callable[[], None] | None" = None) -> "Comparison":
+        return tabular.compare_private(rows, chosen, epsilon=budgets[0], delta=level, ledger=payer, progress=advance)
+
+    def affordable(payer: "Account | None", advance: "Callable[[], None] | None" = None) -> "Comparison":
+        if delta is not None:
+            return shared(delta, payer, advance)
+        return with_affordable_delta(lambda level: shared(level, payer, advance), slack, payer, progress)
+
+    if dry_run:
+        return preview(lambda payer, _: affordable(payer), ledger, delta=slack, progress=progress)
+    fits = len(chosen) * (len(budgets) * repeats if dataset.public else 1)
+    with progress.stage("fitting", total=fits) as advance:
+        if dataset.public:
+            found = tabular.compare_public(
+                rows, chosen, epsilons=budgets, delta=slack, repeats=repeats, progress=advance
+            )
+            others = non_private_scores(rows)
+        else:
+            found, others = affordable(ledger, advance), {}
+    from sordino.commands.pictures import plot_comparison
+
+    plot_comparison(found, others, title=f"{dataset.name}: {rows.facts.target}", delta=slack, path=picture)
+    return MethodComparison(
+        found=found,
+        non_private=others,
+        methods=chosen,
+        data=dataset.name,
+        target=rows.facts.target,
+        public=dataset.public,
+        delta=slack,
+        repeats=repeats,
+        picture=picture,
+    )
+
+
+def _chosen_methods(names: Sequence[str] | None, facts: "PublicFacts") -> "list[TabularMethod]":
+    from sordino.recipes.tabular import supported_methods
+
+    suited = {method.name: method for method in supported_methods(facts)}
+    if names is None:
+        return list(suited.values())
+    for name in names:
+        checks.one_of(suited, methods=name)
+    if not names or len(set(names)) != len(names):
+        raise InvalidArgument("methods must be names with commas between, each once. Leave it out for all.")
+    return [suited[name] for name in names]
+
+
+def _describe_comparison(public: bool, methods: int, budgets: list[float]) -> str:
+    if public:
+        return f"public records, {methods} methods at ε = {', '.join(f'{value:g}' for value in budgets)}"
+    return (
+        f"PRIVATE records. {methods} methods SHARE ε = {budgets[0]:g}: every one of them gets only its part, and all "
+        "of it is spent."
+    )
