@@ -28,7 +28,9 @@ from sordino.randomness import KeyedRNG, RandomStream
 __all__ = [
     "BatchGenerators",
     "PrivateGenerators",
+    "attribute_values",
     "check_not_seeded",
+    "closure_values",
     "owned_generators",
     "private_generators",
     "states_undisturbed",
@@ -410,9 +412,26 @@ def _parts(value: object) -> list[object]:
         return [] if _is_library(value) else _parts_of_function(value)
     if isinstance(value, type):
         return [part for kind in value.__mro__ if not _is_library(kind) for part in vars(kind).values()]
-    names = [name for kind in type(value).__mro__ for name in kind.__dict__.get("__slots__", ())]
-    slots = [getattr(value, name, None) for name in names if name not in {"__dict__", "__weakref__"}]
-    return [type(value), *slots, *getattr(value, "__dict__", {}).values()]
+    return [type(value), *attribute_values(value)]
+
+
+def attribute_values(value: object) -> list[object]:
+    """What an object holds in its slots and attributes."""
+    slots = [kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__]
+    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+    held = [getattr(value, name, None) for name in names if name not in {"__dict__", "__weakref__"}]
+    return [*held, *getattr(value, "__dict__", {}).values()]
+
+
+def closure_values(function: FunctionType) -> list[object]:
+    """What a function holds of the scope that it was made in."""
+    held = []
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:
+            continue  # Not bound yet.
+    return held
 
 
 def _is_library(value: Any) -> bool:
@@ -424,11 +443,9 @@ def _parts_of_function(function: FunctionType) -> list[object]:
     for code in codes:
         names.update(code.co_names)
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-    cells = []
-    for cell in function.__closure__ or ():
-        try:
-            cells.append(cell.cell_contents)
-        except ValueError:
-            continue  # Not bound yet.
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return [*cells, *defaults, *(function.__globals__[name] for name in names if name in function.__globals__)]
+    return [
+        *closure_values(function),
+        *defaults,
+        *(function.__globals__[name] for name in names if name in function.__globals__),
+    ]

@@ -11,12 +11,12 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt, TracedTensor
@@ -139,8 +139,9 @@ class CrossBatchState:
     def __init__(self, module: nn.Module | None = None) -> None:
         self._module = module
         self._written: dict[int, StorageWeakRef] = {}
-        self._limit = self._most = _FORGET
-        self._constants: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+        self._limit = _FORGET
+        # How often torch had changed each.
+        self._constants = WeakTensorKeyDictionary()
         self._results: deque[Tensor] = deque(maxlen=_RESULTS)
         self._numbers: deque[float] = deque(maxlen=_RESULTS)
 
@@ -171,15 +172,11 @@ class CrossBatchState:
 
     def keep_constant(self, tensor: Tensor) -> None:
         """Remember a tensor of a checked loss: unchanged in a later batch, it holds nothing of that batch."""
-        self._constants[id(tensor)] = (ref(tensor), tensor._version)
-        if len(self._constants) > self._most:
-            self._constants = {key: held for key, held in self._constants.items() if held[0]() is not None}
-            self._most = max(_FORGET, 2 * len(self._constants))
+        self._constants[tensor] = tensor._version
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether it was there in an earlier batch and torch did not change it since."""
-        reference, version = self._constants.get(id(tensor), (None, -1))
-        return reference is not None and reference() is tensor and tensor._version == version
+        return self._constants.get(tensor) == tensor._version
 
     def remember(self, result: Tensor) -> None:
         """A small result was computed from a batch."""

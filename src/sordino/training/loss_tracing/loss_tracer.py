@@ -23,12 +23,13 @@ from torch.utils._python_dispatch import (
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.gradients import Recorder
+from sordino.training.generators import attribute_values, closure_values
 from sordino.training.loss_tracing.carried import FIRST_BATCHES, CrossBatchState, compares_values
 from sordino.training.loss_tracing.criterion import Criterion, LoopProbe, OutputGradientCheck, tensors_within
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
 from sordino.training.loss_tracing.traced_tensor import TracedTensor, not_noting, untainted
 from sordino.training.probing.probe_runner import external_parameter_error, graph_bypassing_outputs, graph_leaves
-from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks, tensor_attributes
+from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks, own_attributes, tensor_attributes
 from sordino.training.probing.torch_modes import Args, PublicDivisor
 from sordino.training.pytree import tensors_in
 
@@ -51,7 +52,6 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_OF_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in _HOOKS)
 # Objects of these packages in a module's attributes are the loop's, not the model's.
@@ -127,10 +127,9 @@ def module_state_key(module: nn.Module) -> ModuleMarks:
         for name in _HOOKS:
             if attributes.get(name):
                 _add_hooks(attributes[name], marks, seen)
-        for name, value in attributes.items():
-            if name not in _OF_TORCH:
-                marks.append(name)
-                _add(value, marks, seen, _DEPTH)
+        for name, value in own_attributes(part):
+            marks.append(name)
+            _add(value, marks, seen, _DEPTH)
     return ModuleMarks(modes=tuple(modes), rest=tuple(marks))
 
 
@@ -161,7 +160,7 @@ def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> No
         marks.append(value.tobytes() if value.size <= _FORMS_MOST and value.dtype != object else value.shape)
     elif isinstance(value, FunctionType):
         marks.append(_Itself(value))
-        _add_all([*_cells(value), *(value.__defaults__ or ())], id(value), marks, seen, depth)
+        _add_all([*closure_values(value), *(value.__defaults__ or ())], id(value), marks, seen, depth)
     elif isinstance(value, MethodType):
         marks.append(_Itself(value.__func__))
         _add(value.__self__, marks, seen, depth)
@@ -173,8 +172,7 @@ def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> No
         if callable(value):
             marks.append(_Itself(value))
         if type(value).__module__.partition(".")[0] not in _OF_LOOPS:
-            held = [*getattr(value, "__dict__", {}).values(), *_slots(value)]
-            _add_all(held, id(value), marks, seen, depth)
+            _add_all(attribute_values(value), id(value), marks, seen, depth)
 
 
 def _add_all(values: Iterable[object], owner: int, marks: list[Hashable], seen: set[int], depth: int) -> None:
@@ -182,20 +180,6 @@ def _add_all(values: Iterable[object], owner: int, marks: list[Hashable], seen: 
         seen.add(owner)
         for value in itertools.islice(values, _FORMS_MOST):
             _add(value, marks, seen, depth - 1)
-
-
-def _cells(function: FunctionType) -> Iterator[object]:
-    """What a function holds of the scope that it was made in."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            continue  # It is not set yet.
-
-
-def _slots(value: object) -> list[object]:
-    names = getattr(type(value), "__slots__", ())
-    return [getattr(value, name, None) for name in ((names,) if isinstance(names, str) else names)]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -541,11 +525,10 @@ class LossTracer:
 
     def _made_attributes(self) -> Iterator[tuple["_Holder", Tensor]]:
         for part in self._module.modules():
-            for name, value in vars(part).items():
-                if name not in _OF_TORCH:
-                    for holder, tensor in _held_in(vars(part), value):
-                        if (id(part), id(tensor)) not in self._attributes:
-                            yield holder, tensor
+            for _, value in own_attributes(part):
+                for holder, tensor in _held_in(vars(part), value):
+                    if (id(part), id(tensor)) not in self._attributes:
+                        yield holder, tensor
 
     def restore_attributes(self) -> None:
         """Before the module is called again: put back what it kept itself."""

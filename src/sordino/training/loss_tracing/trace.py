@@ -10,7 +10,7 @@ of other batches, bare numbers, parts that torch does not show) is refused by `O
 import inspect
 import site
 import sysconfig
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -371,61 +371,6 @@ class ExternalTensor:
         return self.value._version == version and (bits is None or (now is not None and torch.equal(bits, now)))
 
 
-class ExternalTensors:
-    """The outsiders of one tape, by identity.
-
-    Args:
-        records: number of records in the batch.
-        new_slot: gives out places for values on the tape.
-    """
-
-    def __init__(self, records: int, new_slot: Callable[[], int]) -> None:
-        self._records, self._new_slot = records, new_slot
-        self._found: dict[int, ExternalTensor] = {}
-
-    def __iter__(self) -> Iterator[ExternalTensor]:
-        return iter(self._found.values())
-
-    def clear(self) -> None:
-        """Let go of them."""
-        self._found.clear()
-
-    def get(self, value: Tensor) -> ExternalTensor | None:
-        """The entry of `value`, if it was seen before."""
-        return self._found.get(id(value))
-
-    def add(self, value: Tensor, index: int, *, is_stale: bool, is_constant: bool) -> ExternalTensor:
-        """A new entry; a tensor with a row a record takes a slot, unless it is known to be constant."""
-        varies = not value.requires_grad and not is_constant
-        rowed = varies and value.dim() > 0 and value.size(0) == self._records
-        found = ExternalTensor(value=value, index=index, rowed=rowed, is_stale=is_stale)
-        if varies and not is_stale and self._is_filled(value):
-            found.column, found.fill = value.shape.index(self._records, 1), float(value.detach().flatten()[0])
-        if rowed or found.column is not None:
-            found.slot = self._new_slot()
-        self._found[id(value)] = found
-        return found
-
-    def _is_filled(self, value: Tensor) -> bool:
-        """Whether it is all zeros or all ones, with the records in another dimension than the first."""
-        if value.is_complex() or not value.numel() or self._records not in value.shape[1:]:
-            return False
-        return bool((value == 0).all()) or bool((value == 1).all())
-
-    def readings(self) -> list[Reading]:
-        """How they may be read, the likeliest first."""
-        columns = any(one.column is not None for one in self)
-        both = any(one.column is not None and one.rowed for one in self)
-        may_be_constant = columns or bool(self.inputs("rows"))
-        return ["rows", *(["columns"] if both else []), *(["constants"] if may_be_constant else [])]
-
-    def inputs(self, reading: Reading) -> list[ExternalTensor]:
-        """Those that count as inputs of a replay: positions of records are made again instead."""
-        chosen = [one for one in self if one.rowed and one.is_free and reading != "constants"]
-        chosen = [one for one in chosen if one.column is None or reading != "columns"]
-        return [one for one in chosen if one.first_row is None and not one.counts_records()]
-
-
 def has_equal_rows(value: Tensor) -> bool:
     """Whether all its rows are the same."""
     rows = value.detach()
@@ -504,7 +449,8 @@ class OperationTrace:
         self._calls: list[TracedCall] = []
         self._slots = self._index = 0
         self._inputs: list[int] = []
-        self._outsiders = ExternalTensors(records, self._new_slot)
+        # Tensors that did not come with the batch, by identity.
+        self._outsiders: dict[int, ExternalTensor] = {}
         # By slot: the node of autograd that made the value, and the memory it lies in.
         self._nodes: dict[int, object] = {}
         self._memory: dict[int, int] = {}
@@ -688,17 +634,31 @@ class OperationTrace:
     def _slot_of(self, value: object) -> int | None:
         if isinstance(value, TracedTensor):
             return value.slot if value.tape is self else None
-        found = self._outsiders.get(value) if isinstance(value, Tensor) else None
+        found = self._outsiders.get(id(value))
         return None if found is None else found.slot
 
     def _outsider(self, value: Tensor) -> ExternalTensor:
-        found = self._outsiders.get(value)
-        if found is None:
-            stale, constant = self._carried.was_written(value), self._carried.is_constant(value)
-            found = self._outsiders.add(value, self._next_index(), is_stale=stale, is_constant=constant)
-            if found.slot is not None:
-                self._memory[found.slot] = storage_address(value)
+        """What is known of a tensor from outside; with a row a record it has a slot, unless it is a known constant."""
+        found = self._outsiders.get(id(value))
+        if found is not None:
+            return found
+        is_stale, varies = self._carried.was_written(value), not value.requires_grad
+        varies = varies and not self._carried.is_constant(value)
+        rowed = varies and value.dim() > 0 and value.size(0) == self.records
+        found = ExternalTensor(value=value, index=self._next_index(), rowed=rowed, is_stale=is_stale)
+        if varies and not is_stale and self._is_filled(value):
+            found.column, found.fill = value.shape.index(self.records, 1), float(value.detach().flatten()[0])
+        if rowed or found.column is not None:
+            found.slot = self._new_slot()
+            self._memory[found.slot] = storage_address(value)
+        self._outsiders[id(value)] = found
         return found
+
+    def _is_filled(self, value: Tensor) -> bool:
+        """Whether it is all zeros or all ones, with the records in another dimension than the first."""
+        if value.is_complex() or not value.numel() or self.records not in value.shape[1:]:
+            return False
+        return bool((value == 0).all()) or bool((value == 1).all())
 
     def _is_broken(self, tensor: Tensor) -> bool:
         """Whether autograd knows of something that happened to the tensor and the tape doesn't."""
@@ -879,8 +839,8 @@ class OperationTrace:
         that is known: they may stand for themselves, as a table does whose size fits by chance, and a replay shows
         whether they do.
         """
-        rowed = [one for one in self._outsiders if one.rowed and not one.counts_records()]
-        filled = [one for one in self._outsiders if one.column is not None and not one.rowed]
+        rowed = [one for one in self._outsiders.values() if one.rowed and not one.counts_records()]
+        filled = [one for one in self._outsiders.values() if one.column is not None and not one.rowed]
         if not rowed and not filled:
             return ()
         used = {leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, ValueRef)}
@@ -912,7 +872,7 @@ class OperationTrace:
 
     def _has_outside_graph(self, inputs: Sequence[object]) -> bool:
         """Whether a tensor from outside the batch has a graph to what is no private parameter: another module's."""
-        outside = {one.slot: one.value for one in self._outsiders}
+        outside = {one.slot: one.value for one in self._outsiders.values()}
         given = (outside.get(leaf.number) if isinstance(leaf, ValueRef) else leaf for leaf in inputs)
         graphs = (graph_leaves(value) for value in given if isinstance(value, Tensor) and value.grad_fn is not None)
         return any(not is_private_parameter([cast("nn.Parameter", leaf)]) for leaves in graphs for leaf in leaves)
@@ -928,7 +888,7 @@ class OperationTrace:
         left = [index for index in (self._escaped, self._disclosed) if index is not None]
         if not left:
             return
-        late = [one for one in self._outsiders if one.index > min(left) and (one.rowed or one.slot is None)]
+        late = [one for one in self._outsiders.values() if one.index > min(left) and (one.rowed or one.slot is None)]
         late = [one for one in late if not self._carried.is_constant(one.value)]
         by_slot = {one.slot: one.value for one in late}
         for leaf in inputs:
@@ -945,23 +905,32 @@ class OperationTrace:
     @property
     def has_bound_rows(self) -> bool:
         """Whether a tensor from outside has as many rows as there are records, and they may not be those of records."""
-        return any(one.rowed and not one.is_free for one in self._outsiders)
+        return any(one.rowed and not one.is_free for one in self._outsiders.values())
 
     def outside_shapes(self) -> Hashable:
         """The shapes of all tensors from outside that are as long as there are records."""
-        return tuple(one.value.shape for one in self._outsiders if one.rowed or one.column is not None)
+        return tuple(one.value.shape for one in self._outsiders.values() if one.rowed or one.column is not None)
 
     def outside_readings(self) -> list[Reading]:
         """How tensors from outside may be read, the likeliest first."""
-        return self._outsiders.readings()
+        columns = any(one.column is not None for one in self._outsiders.values())
+        both = any(one.column is not None and one.rowed for one in self._outsiders.values())
+        may_be_constant = columns or bool(self._replayed_outsiders("rows"))
+        return ["rows", *(["columns"] if both else []), *(["constants"] if may_be_constant else [])]
+
+    def _replayed_outsiders(self, reading: Reading) -> list[ExternalTensor]:
+        """Those that count as inputs of a replay: positions of records are made again instead."""
+        chosen = [one for one in self._outsiders.values() if one.rowed and one.is_free and reading != "constants"]
+        chosen = [one for one in chosen if one.column is None or reading != "columns"]
+        return [one for one in chosen if one.first_row is None and not one.counts_records()]
 
     def outside_inputs(self) -> tuple[Tensor, ...]:
         """The structure, with no rows, of the inputs that did not come with the batch."""
-        return tuple(one.value[:0] for one in self._outsiders.inputs(self.outside))
+        return tuple(one.value[:0] for one in self._replayed_outsiders(self.outside))
 
     def keep_constants(self) -> None:
         """Tell what is carried from batch to batch which tensors a checked loss was made with."""
-        for one in self._outsiders:
+        for one in self._outsiders.values():
             if one.slot is None:
                 self._carried.keep_constant(one.value)
 
@@ -984,7 +953,7 @@ class OperationTrace:
 
     def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
         """`replay` for several values at once, by slot."""
-        rowed = self._outsiders.inputs(self.outside)
+        rowed = self._replayed_outsiders(self.outside)
         slots = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
         if len(slots) != len(inputs):
             raise NonPrivateStep(
@@ -992,7 +961,7 @@ class OperationTrace:
                 f"Let collate_fn build every batch alike. {HOW_TO_DECLARE}."
             )
         values: dict[int, object] = dict(zip(slots, inputs, strict=True))
-        for one in self._outsiders:
+        for one in self._outsiders.values():
             if one.slot is not None and one.slot not in values:
                 values[one.slot] = one.stand_in(records, self.outside)
 

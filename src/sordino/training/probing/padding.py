@@ -54,7 +54,11 @@ class PaddedTensor:
     def padded(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """The tensor with its padded dimensions grown to those of `shape`."""
         grown = tensor.new_full(tuple(shape), self.fill)
-        grown[self._own(tensor, grown)] = tensor
+        own = [slice(None)] * tensor.dim()
+        for dim in self.dims:
+            size, whole = tensor.shape[dim], shape[dim]
+            own[dim] = slice(whole - size, whole) if self.in_front else slice(0, size)
+        grown[tuple(own)] = tensor
         return grown
 
     def shortened(self, tensor: Tensor, record: int, by: int) -> None:
@@ -62,17 +66,9 @@ class PaddedTensor:
         for dim in self.dims:
             size = tensor.shape[dim]
             by = max(min(by, size - 1), 0)
-            part = slice(0, by) if self.in_front else slice(size - by, None)
-            where = [slice(record, record + 1) if index == 0 else slice(None) for index in range(tensor.dim())]
-            where[dim] = part
+            where = [slice(record, record + 1), *[slice(None)] * (tensor.dim() - 1)]
+            where[dim] = slice(0, by) if self.in_front else slice(size - by, None)
             tensor[tuple(where)] = self.fill
-
-    def _own(self, tensor: Tensor, grown: Tensor) -> tuple[slice, ...]:
-        def part(dim: int) -> slice:
-            size, whole = tensor.shape[dim], grown.shape[dim]
-            return slice(whole - size, whole) if self.in_front else slice(0, size)
-
-        return tuple(part(dim) if dim in self.dims else slice(None) for dim in range(tensor.dim()))
 
 
 @dataclass(kw_only=True)

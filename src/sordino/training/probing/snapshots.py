@@ -37,6 +37,7 @@ __all__ = [
     "SeededGenerators",
     "exports_by_hooks",
     "generators_used",
+    "own_attributes",
     "preserve_attributes",
     "preserve_rng_state",
     "random_states",
@@ -172,10 +173,7 @@ def preserve_attributes(module: nn.Module) -> Iterator[None]:
     Tensors, lists, dicts and sets get back their contents too; what lies deeper is the user's own.
     """
     kept = [
-        (vars(part), name, value, _contents(value))
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if name not in _OF_TORCH
+        (vars(part), name, value, _contents(value)) for part in module.modules() for name, value in own_attributes(part)
     ]
     names = {id(vars(part)): set(vars(part)) for part in module.modules()}
     try:
@@ -190,13 +188,17 @@ def preserve_attributes(module: nn.Module) -> Iterator[None]:
             attributes[name] = value
 
 
+def own_attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """The attributes of one module, without those of its submodules, that are not torch's."""
+    return [(name, value) for name, value in vars(module).items() if name not in _OF_TORCH]
+
+
 def tensor_attributes(module: nn.Module) -> dict[tuple[int, int], Tensor]:
     """Tensors in plain attributes of all submodules, and in lists and dicts there, by whose they are and which."""
     found: dict[tuple[int, int], Tensor] = {}
     for part in module.modules():
-        for name, value in vars(part).items():
-            if name not in _OF_TORCH:
-                found.update({(id(part), id(tensor)): tensor for tensor in tensors_in(value)})
+        for _, value in own_attributes(part):
+            found.update({(id(part), id(tensor)): tensor for tensor in tensors_in(value)})
     return found
 
 

@@ -288,22 +288,13 @@ def _is_sequence(part: object) -> TypeGuard[list[object]]:
 
 
 def _leaf(example: object, filling: _Filling) -> object:
-    made = _synthetic_item(example, filling)
-    if made is None and example is not None:
-        raise CoupledRecords(
-            f"items of the dataset must be made of tensors, arrays, numbers and texts for collate_fn to be tried on "
-            f"synthetic ones, got {type(example).__name__}. Pass public_records=, five public or invented items."
-        )
-    return made
-
-
-def _synthetic_item(example: object, filling: _Filling) -> object:
+    if example is None:
+        return None
     if isinstance(example, Tensor) and example.layout is torch.strided:
         return _tensor(example.shape, example.dtype, filling).to(example.device)
-    if isinstance(example, np.ndarray | np.generic) and example.dtype.kind in "biufc":
-        dtype = torch.from_numpy(np.zeros(0, dtype=example.dtype)).dtype if example.dtype.str[1:] != "f16" else None
-        if dtype is None:
-            return None
+    is_array = isinstance(example, np.ndarray | np.generic)
+    if is_array and example.dtype.kind in "biufc" and example.dtype.str[1:] != "f16":
+        dtype = torch.from_numpy(np.zeros(0, dtype=example.dtype)).dtype
         made = _tensor(example.shape, dtype, filling).numpy()
         return made if isinstance(example, np.ndarray) else made[()]
     if isinstance(example, bool):
@@ -315,7 +306,10 @@ def _synthetic_item(example: object, filling: _Filling) -> object:
     if isinstance(example, str | bytes):
         text = " ".join(filling.chance.choice(_WORDS) for _ in range(filling.size(2)))
         return text if isinstance(example, str) else text.encode()
-    return None
+    raise CoupledRecords(
+        f"items of the dataset must be made of tensors, arrays, numbers and texts for collate_fn to be tried on "
+        f"synthetic ones, got {type(example).__name__}. Pass public_records=, five public or invented items."
+    )
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype, filling: _Filling) -> Tensor:

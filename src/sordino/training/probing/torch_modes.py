@@ -120,8 +120,8 @@ class IndexBoundsCheck(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Operator, types: object, args: Args = (), kwargs: Kwargs = None) -> object:
         check = _CHECKS.get(func.overloadpacket.__name__)
-        if check is not None:
-            check(args)
+        if check is not None and isinstance(args[0], Tensor):
+            check(args[0], *args[1:])
         return func(*args, **(kwargs or {}))
 
 
@@ -135,44 +135,40 @@ def _require(indices: object, size: int, *, also: object = None, signed: bool = 
         raise IndexError("index out of range")
 
 
-def _table(args: Sequence[object]) -> None:
-    """Rows of a table: (table, indices, …)."""
-    if isinstance(args[0], Tensor):
-        _require(args[1], args[0].size(0))
+def _table(table: Tensor, indices: object, *_: object) -> None:
+    """Rows of a table."""
+    _require(indices, table.size(0))
 
 
-def _along(args: Sequence[object]) -> None:
-    """Places along a dimension: (tensor, dim, indices, …)."""
-    if isinstance(args[0], Tensor) and isinstance(args[1], int) and args[0].dim():
-        _require(args[2], args[0].size(args[1]))
+def _along(tensor: Tensor, dim: object, indices: object, *_: object) -> None:
+    """Positions along a dimension."""
+    if isinstance(dim, int) and tensor.dim():
+        _require(indices, tensor.size(dim))
 
 
-def _advanced(args: Sequence[object]) -> None:
-    """Indexing as in ``tensor[a, b]``: (tensor, list of indices, …)."""
-    if isinstance(args[0], Tensor) and isinstance(args[1], list | tuple):
-        if any(isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]):
-            return
-        for size, index in zip(args[0].shape, args[1], strict=False):
+def _advanced(tensor: Tensor, indices: object, *_: object) -> None:
+    """Indexing as in ``tensor[a, b]``."""
+    if not isinstance(indices, list | tuple):
+        return
+    if not any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
+        for size, index in zip(tensor.shape, indices, strict=False):
             _require(index, size, signed=True)
 
 
-def _classes(args: Sequence[object]) -> None:
+def _classes(log_probs: Tensor, target: object, _weight: object, _reduction: object, *ignored: object) -> None:
     """Labels: (log-probabilities, target, weight, reduction, ignore_index)."""
-    if isinstance(args[0], Tensor):
-        _require(args[1], args[0].size(1 if args[0].dim() > 1 else 0), also=args[4] if len(args) > 4 else -100)
+    _require(target, log_probs.size(1 if log_probs.dim() > 1 else 0), also=ignored[0] if ignored else -100)
 
 
-def _symbols(args: Sequence[object]) -> None:
-    """Alignment: (log-probabilities (T, B, classes), targets, input lengths, target lengths, …)."""
-    if not isinstance(args[0], Tensor):
-        return
-    _require(args[1], args[0].size(-1))
-    longest = args[1].size(-1) if isinstance(args[1], Tensor) else 0
-    _require(torch.as_tensor(args[2]), args[0].size(0) + 1)
-    _require(torch.as_tensor(args[3]), longest + 1)
+def _symbols(log_probs: Tensor, targets: object, input_lengths: object, target_lengths: object, *_: object) -> None:
+    """Alignment: log-probabilities (T, B, classes)."""
+    _require(targets, log_probs.size(-1))
+    longest = targets.size(-1) if isinstance(targets, Tensor) else 0
+    _require(torch.as_tensor(input_lengths), log_probs.size(0) + 1)
+    _require(torch.as_tensor(target_lengths), longest + 1)
 
 
-_CHECKS: dict[str, Callable[[Sequence[object]], None]] = {
+_CHECKS: dict[str, Callable[..., None]] = {
     "embedding": _table,
     "_embedding_bag": _table,
     "_embedding_bag_forward_only": _table,
