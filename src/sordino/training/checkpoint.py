@@ -52,7 +52,7 @@ def to_bytes(facts: Mapping[str, object], state: Mapping[str, object]) -> bytes:
         state: nested dicts, lists and tuples of tensors, numbers, texts and None.
 
     Raises:
-        InvalidArgument: names the place in `state` that holds anything else.
+        InvalidArgument: names the path in `state` that holds anything else.
     """
     tensors: dict[str, Tensor] = {}
     body = _pack(dict(state), "", tensors)
@@ -207,12 +207,12 @@ def _spread_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, o
 # --- nested state to JSON and back -------------------------------------------------------------------------------
 
 
-def _pack(value: object, place: str, tensors: dict[str, Tensor]) -> object:
+def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
-            raise _unpackable(place, "a sparse tensor")
-        tensors[place] = value.detach().cpu().contiguous().clone()
-        return {"tensor": place}
+            raise _unpackable(path, "a sparse tensor")
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"tensor": path}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -221,22 +221,22 @@ def _pack(value: object, place: str, tensors: dict[str, Tensor]) -> object:
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "dict"
-        return {kind: [[_key(key, place), _pack(part, f"{place}/{key}", tensors)] for key, part in value.items()]}
+        return {kind: [[_key(key, path), _pack(part, f"{path}/{key}", tensors)] for key, part in value.items()]}
     if isinstance(value, list | tuple):
-        parts = [_pack(part, f"{place}/{number}", tensors) for number, part in enumerate(value)]
+        parts = [_pack(part, f"{path}/{number}", tensors) for number, part in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": parts}
-    raise _unpackable(place, type(value).__name__)
+    raise _unpackable(path, type(value).__name__)
 
 
-def _key(key: object, place: str) -> str | int | float:
+def _key(key: object, path: str) -> str | int | float:
     if not isinstance(key, str | int | float):
-        raise _unpackable(place, f"a key of type {type(key).__name__}")
+        raise _unpackable(path, f"a key of type {type(key).__name__}")
     return key
 
 
-def _unpackable(place: str, got: str) -> InvalidArgument:
+def _unpackable(path: str, got: str) -> InvalidArgument:
     return InvalidArgument(
-        f"state must be made of tensors, numbers and texts, got {got} at {place}. "
+        f"state must be made of tensors, numbers and texts, got {got} at {path}. "
         "Checkpoints hold no Python objects, since reading those can run code."
     )
 

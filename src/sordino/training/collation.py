@@ -7,8 +7,9 @@ so that the probe can check whether the padded length matters.
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -39,31 +40,10 @@ class _Rows:
     shape: tuple[int, ...]
     dtype: object
 
-    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:
-        if not isinstance(value, Tensor | np.ndarray) or value.dtype != self.dtype or not value.ndim:
-            return False
-        same_shape = len(value.shape) == len(self.shape) + 1 if any_length else tuple(value.shape[1:]) == self.shape
-        return same_shape and value.shape[0] == records
 
-    def row(self, value: Sequence[object], index: int) -> object:
-        return value[index]
-
-    def empty(self, value: object) -> object:
-        return value[:0].clone() if isinstance(value, Tensor) else np.asarray(value)[:0].copy()
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Entries:
     """A list or tuple with one entry a record; an entry is its record's own affair."""
-
-    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:  # noqa: ARG002
-        return isinstance(value, list | tuple) and len(value) == records
-
-    def row(self, value: Sequence[object], index: int) -> object:
-        return value[index]
-
-    def empty(self, value: object) -> object:
-        return type(value)() if isinstance(value, list | tuple) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,38 +52,44 @@ class _Constant:
 
     value: object
 
-    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:  # noqa: ARG002 (one signature)
-        return same(value, self.value)
 
-    def row(self, value: object, index: int) -> object:  # noqa: ARG002
-        return None
-
-    def empty(self, value: object) -> object:  # noqa: ARG002
-        return self.value
+# A container is a dictionary of its named parts.
+_Node = _Rows | _Entries | _Constant | dict[object, "_Node"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """A container of named parts."""
-
-    parts: Mapping[object, "_Node"]
-
-    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:
+def _matches(node: _Node, value: object, records: int, *, any_length: bool = False) -> bool:
+    if isinstance(node, dict):
         found = container_items(value)
-        return list(found) == list(self.parts) and all(
-            node.matches(found[name], records, any_length=any_length) for name, node in self.parts.items()
+        return list(found) == list(node) and all(
+            _matches(part, found[name], records, any_length=any_length) for name, part in node.items()
         )
+    if isinstance(node, _Rows):
+        if not isinstance(value, Tensor | np.ndarray) or value.dtype != node.dtype or not value.ndim:
+            return False
+        shape = tuple(value.shape[1:])
+        return len(value) == records and (shape == node.shape or (any_length and len(shape) == len(node.shape)))
+    if isinstance(node, _Entries):
+        return isinstance(value, list | tuple) and len(value) == records
+    return same(value, node.value)
 
-    def row(self, value: object, index: int) -> object:
+
+def _row(node: _Node, value: object, index: int) -> object:
+    if isinstance(node, dict):
         found = container_items(value)
-        return [node.row(found[name], index) for name, node in self.parts.items()]  # pyright: ignore[reportArgumentType]
-
-    def empty(self, value: object) -> object:
-        nodes = iter(self.parts.values())
-        return tree_rebuild(value, lambda part: next(nodes).empty(part))
+        return [_row(part, found[name], index) for name, part in node.items()]
+    return None if isinstance(node, _Constant) else cast("Sequence[object]", value)[index]
 
 
-_Node = _Rows | _Entries | _Constant | _Parts
+def _empty(node: _Node, value: object) -> object:
+    """The part as it is in a batch with no records."""
+    if isinstance(node, dict):
+        parts = iter(node.values())
+        return tree_rebuild(value, lambda part: _empty(next(parts), part))
+    if isinstance(value, Tensor) and isinstance(node, _Rows):
+        return value[:0].clone()
+    if isinstance(node, _Rows):
+        return np.asarray(value)[:0].copy()
+    return node.value if isinstance(node, _Constant) else cast("type[list[object]]", type(value))()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +101,11 @@ class BatchLayout:
 
     def matches(self, batch: object, records: int, *, any_length: bool = False) -> bool:
         """Whether `batch` is one of `records` records; with `any_length`, rows may have other sizes."""
-        return self.root.matches(batch, records, any_length=any_length)
+        return _matches(self.root, batch, records, any_length=any_length)
 
     def row(self, batch: object, index: int) -> object:
         """Everything that the batch holds for its record number `index`."""
-        return self.root.row(batch, index)  # pyright: ignore[reportArgumentType]
+        return _row(self.root, batch, index)
 
     @property
     def holds_tensors_of_rows_only(self) -> bool:
@@ -179,25 +165,25 @@ def infer_batch_layout(one: object, records: int, other: object, other_records: 
             "batch must hold a tensor with the records first, got none. Let collate_fn return tensors, dicts, lists, "
             "tuples or dataclasses of tensors of shape (records, …)."
         )
-    return BatchLayout(root=root, empty=root.empty(one))
+    return BatchLayout(root=root, empty=_empty(root, one))
 
 
 def _has(kind: type, node: _Node) -> bool:
-    parts = node.parts.values() if isinstance(node, _Parts) else ()
+    parts = node.values() if isinstance(node, dict) else ()
     return isinstance(node, kind) or any(_has(kind, part) for part in parts)
 
 
 def _shapes(node: _Node, value: object) -> list[tuple[int, ...]]:
     if isinstance(node, _Rows) and isinstance(value, Tensor | np.ndarray):
         return [tuple(value.shape)]
-    found = container_items(value) if isinstance(node, _Parts) else {}
-    return [shape for name in found for shape in _shapes(node.parts[name], found[name])]  # pyright: ignore[reportAttributeAccessIssue]
+    parts, found = (node, container_items(value)) if isinstance(node, dict) else ({}, {})
+    return [shape for name, part in parts.items() for shape in _shapes(part, found[name])]
 
 
 def _node(one: object, records: int, other: object, other_records: int) -> _Node:
     if isinstance(one, Tensor | np.ndarray) and type(other) is type(one):
         rows = _Rows(shape=tuple(one.shape[1:]), dtype=one.dtype)
-        if rows.matches(one, records) and rows.matches(other, other_records):
+        if _matches(rows, one, records) and _matches(rows, other, other_records):
             return rows
     elif (
         isinstance(one, list | tuple)
@@ -208,8 +194,7 @@ def _node(one: object, records: int, other: object, other_records: int) -> _Node
     if not is_leaf(one):
         parts, others = container_items(one), container_items(other)
         if list(parts) == list(others):
-            nodes = {name: _node(parts[name], records, others[name], other_records) for name in parts}
-            return _Parts(parts=nodes)
+            return {name: _node(parts[name], records, others[name], other_records) for name in parts}
     elif same(one, other):
         return _Constant(value=one)
     if isinstance(one, Tensor) and one.dim() and one.shape[1:] != getattr(other, "shape", (0,))[1:]:

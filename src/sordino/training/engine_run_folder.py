@@ -105,7 +105,7 @@ class JournaledModel:
         else:
             self._pending.append(_Steps(step, event, receipt))
 
-    def _write(self, folder: RunFolder, step: int, event: Event, receipt: str | None, *, diagnosed: bool) -> None:
+    def write(self, folder: RunFolder, step: int, event: Event, receipt: str | None, *, diagnosed: bool) -> None:
         """Write a step, and before its first one in this opening of the folder that a segment begins."""
         if self._begun_in is not folder or folder.next_step(self.number) != step:
             own = json.loads(self.plan.to_json())
@@ -127,7 +127,7 @@ class JournaledModel:
         written = 0
         for steps in self._pending:
             for step in range(steps.first, steps.first + steps.count):
-                self._write(folder, step, steps.event, steps.receipt, diagnosed=diagnosed)
+                self.write(folder, step, steps.event, steps.receipt, diagnosed=diagnosed)
                 written += 1
         self._pending.clear()
         return written
@@ -407,19 +407,19 @@ class Journal:
 
     def charge(self, model: JournaledModel, batch: ChargedBatch) -> None:
         """Write a step; call it before its records are read."""
-        folder = None
-        if self.is_set:
-            self._check_there()
-            folder = self._folder()
-            reached = folder.reached(model.number)
-            if batch.step > reached:
-                raise InvalidArgument(
-                    f"step must be at most {reached}, where the run folder is, got {batch.step}. Load a checkpoint of "
-                    "this run."
-                )
-        model.note(batch.step, batch.event, batch.receipt)
-        if folder is not None:
-            self._known += model.flush(folder, diagnosed=self.diagnosed)
+        step, event, receipt = batch.step, batch.event, batch.receipt
+        if not self.is_set:
+            model.note(step, event, receipt)
+            return
+        self._check_there()
+        folder = self._folder()
+        reached = folder.reached(model.number)
+        if step > reached:
+            raise InvalidArgument(
+                f"step must be at most {reached}, where the run folder is, got {step}. Load a checkpoint of this run."
+            )
+        model.write(folder, step, event, receipt, diagnosed=self.diagnosed)
+        self._known += 1
 
     def _check_there(self) -> None:
         """Refuse to go on when the folder was deleted or moved: what was charged could not be read."""

@@ -93,11 +93,11 @@ class PrivateGenerators:
         """Put the user's states back, once."""
         if self not in _OPEN:
             return
-        place = _OPEN.index(self)
-        del _OPEN[place]
-        if place < len(_OPEN):
+        index = _OPEN.index(self)
+        del _OPEN[index]
+        if index < len(_OPEN):
             # What was opened later gives back what there was before both.
-            _OPEN[place].restores |= self.restores
+            _OPEN[index].restores |= self.restores
             return
         for key, restore in self.restores.items():
             generator, seed = self._seeds.get(key, (None, 0))

@@ -158,6 +158,8 @@ class RunWriter:
         plan: what is run.
         every: steps between checkpoints; None makes none.
         is_new: whether the folder may be thrown away when nothing was charged.
+        writes: False where another process writes the run: its checkpoint is loaded here too, and nothing is written;
+            where the model is sharded, what is written there is gathered from here too.
         adaptive: the budget that chooses each step's noise, if there is one. What the transcript holds is taken from it
             before the first step, so that it is never spent twice.
     """
@@ -170,8 +172,9 @@ class RunWriter:
         every: int | None,
         is_new: bool,
         adaptive: AdaptiveBudgetRun | None = None,
+        writes: bool = True,
     ) -> None:
-        self.folder = folder
+        self.folder, self._writes = folder, writes
         self._adaptive = adaptive
         self.receipt: str | None = None
         self.first_step = 0
@@ -204,13 +207,15 @@ class RunWriter:
         """
         self.load(parts)
         segments = self.folder.segments()
-        if rng.commitment in {segment.key for segment in segments}:
+        if self._writes and rng.commitment in {segment.key for segment in segments}:
             raise InvalidArgument(
                 "rng must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
                 "again. Leave it out, or give another seed."
             )
         self.seeded = rng.reproducible or any(segment.seeded for segment in segments)
         self._randomness = rng
+        if not self._writes:
+            return
         begun = self.folder.begin(
             key=rng.commitment,
             first_step=self.first_step,
@@ -249,10 +254,12 @@ class RunWriter:
 
     def charge(self, batch: ChargedBatch, *, epsilon: float) -> None:
         """Write a step to the transcript; call it before its records are read."""
-        assert batch.indices is not None
         if not isinstance(batch.event, NoOp):
             self._charged.add(batch.event)
         self._taken += 1
+        if not self._writes:
+            return
+        assert batch.indices is not None
         commitment = commit_to_batch(batch.indices, step=batch.step, rng=self._randomness)
         self.folder.append(
             step=batch.step, event=batch.event, epsilon=epsilon, indices=commitment, charge=batch.receipt
@@ -268,6 +275,9 @@ class RunWriter:
         if done == self._saved:
             return
         self._saved = done
+        state = parts.state(keep=self._writes)
+        if not self._writes:
+            return
         facts = {
             "schema": _SCHEMA,
             "step": done,
@@ -279,7 +289,7 @@ class RunWriter:
             "charged": self._charged.state_dict(),
             "lineage": self._lineage,
         }
-        self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"run": run.state_dict()}))
+        self.folder.save_checkpoint(to_bytes(facts, state | {"run": run.state_dict()}))
 
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` for all that was charged: repeated steps, earlier segments, runs that are charged as a whole."""
@@ -298,6 +308,9 @@ class RunWriter:
         losses: tuple[ReleasedLoss, ...] = (),
     ) -> None:
         """Write model, guarantee, losses and manifest; a complete run no longer needs the noise in its checkpoint."""
+        state = gather_state(model.state_dict(), keep=self._writes)
+        if not self._writes:
+            return
         if complete and self._plan.correlated_noise is not None:
             (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
         if self._plan.loss_release is not None:
@@ -305,56 +318,17 @@ class RunWriter:
             self.folder.write_loss_curve(
                 ReleasedLosses(max_loss=release.max_loss, budget_fraction=release.budget_fraction, points=losses)
             )
-        self.folder.save_model(cast("Mapping[str, Tensor]", gather_state(model.state_dict())))
+        self.folder.save_model(cast("Mapping[str, Tensor]", state))
         self.folder.write_guarantee(guarantee)
         self.folder.close()
 
     def abort(self) -> None:
         """After a failure: a folder in which nothing was charged is thrown away, any other is closed."""
+        if not self._writes:
+            return
         self.folder.close()
         if self._is_new and not any(self.folder):
             shutil.rmtree(self.folder.path)
-
-
-class _Followed(RunWriter):
-    """A run that another process writes: its checkpoint is loaded here too, and nothing is written.
-
-    Where the model is sharded, what is written there is gathered from here too.
-    """
-
-    def start(self, parts: TrainingState, rng: KeyedRNG) -> None:
-        """Load the checkpoint, before the first process writes that a segment begins."""
-        self.load(parts)
-        self._randomness = rng
-        self.seeded = rng.reproducible or any(segment.seeded for segment in self.folder.segments())
-
-    def charge(self, batch: ChargedBatch, *, epsilon: float) -> None:
-        """Count it; the first process writes it."""
-        del epsilon
-        if not isinstance(batch.event, NoOp):
-            self._charged.add(batch.event)
-
-    def save(self, parts: TrainingState, run: PrivateRun, done: int) -> None:
-        """The first process writes it."""
-        del run
-        if done != self._saved:
-            self._saved = done
-            parts.state(keep=False)
-
-    def finish(
-        self,
-        model: nn.Module,
-        guarantee: Guarantee,
-        *,
-        complete: bool,
-        losses: tuple[ReleasedLoss, ...] = (),
-    ) -> None:
-        """The first process writes it."""
-        del guarantee, complete, losses
-        gather_state(model.state_dict(), keep=False)
-
-    def abort(self) -> None:
-        """Nothing was begun here."""
 
 
 def open_run_writer(
@@ -395,11 +369,12 @@ def open_run_writer(
         return made[0]
     if resume_from is not None:
         seen = every if ranks.shards is not None else None
-        return _Followed(RunFolder.open(resume_from), plan, every=seen, is_new=False, adaptive=adaptive)
+        folder = RunFolder.open(resume_from)
+        return RunWriter(folder, plan, every=seen, is_new=False, adaptive=adaptive, writes=False)
     if run_folder is None or ranks.shards is None:
         return None
     path = run_folder.path if isinstance(run_folder, RunFolder) else run_folder
-    return _Followed(RunFolder.open(path), plan, every=every, is_new=True)
+    return RunWriter(RunFolder.open(path), plan, every=every, is_new=True, writes=False)
 
 
 def _folder_to_write(

@@ -71,7 +71,7 @@ _FLOATS = (torch.nan, _EXTREME, -_EXTREME)
 _MARKS = (-1, -100)
 _IDS = (*range(2, 13), 100, 999, "range")
 _MARKS_ALONE = (*_MARKS, 2, 999)
-# A batch of many tensors is poisoned as a whole and in its first parts.
+# Extreme values are tried in all tensors of a batch, and in so many of its first ones.
 _PARTS = 4
 # So many experiments with ordinary records in a small batch; so many numbers, besides 0 and 1, that all others hold.
 _ORDINARY, _ALIKE = 2, 3
