@@ -265,17 +265,17 @@ def test_the_loss_that_is_shown_and_its_gradient_are_those_of_the_real_batch():
 
 
 def test_a_tape_replays_its_calls_on_other_inputs():
-    tape = OperationTrace(records=3, on_backward=lambda *_: None)
-    (x,) = tape.inputs((torch.arange(3.0),))
+    trace = OperationTrace(records=3, on_backward=lambda *_: None)
+    (x,) = trace.inputs((torch.arange(3.0),))
     y = (x * 2).view(x.size(0), 1) + torch.ones(1)
     assert isinstance(y, TracedTensor)
     total = y.sum()
     assert float(total) == 9
-    assert float(tape.replay(total.slot, [torch.tensor([1.0, 2.0])], records=2)) == 8
+    assert float(trace.replay(total.slot, [torch.tensor([1.0, 2.0])], records=2)) == 8
 
 
 def test_a_batch_of_another_structure_can_not_be_replayed():
-    tape = OperationTrace(records=3, on_backward=lambda *_: None)
-    (x,) = tape.inputs((torch.arange(3.0),))
+    trace = OperationTrace(records=3, on_backward=lambda *_: None)
+    (x,) = trace.inputs((torch.arange(3.0),))
     with pytest.raises(PrivacyError, match="structure"):
-        tape.replay(x.sum().slot, [], records=2)
+        trace.replay(x.sum().slot, [], records=2)

@@ -344,8 +344,10 @@ class LoopHooks:
             )
         here = (chunk.step, chunk.index)
         given = list(tensors_in((call.args, call.kwargs)))
-        # A copy loses its tag, but what a taped tensor became is still on its tape.
-        elsewhere = any(tensor.tape is not self._following.tape for tensor in given if isinstance(tensor, TracedTensor))
+        # A copy loses its tag, but what a traced tensor became is still on its trace.
+        elsewhere = any(
+            tensor.operation_trace is not self._following.trace for tensor in given if isinstance(tensor, TracedTensor)
+        )
         if elsewhere or any(batch_tag(tensor) not in {None, here} for tensor in given):
             return (
                 "on an earlier or later batch than the loader gave last. Let nothing fetch batches ahead of the loop; "
@@ -478,7 +480,7 @@ class LoopHooks:
 
     def owns(self, losses: Tensor) -> bool:
         """Whether `losses` were made of the batch at hand."""
-        return isinstance(losses, TracedTensor) and losses.tape is self._following.tape
+        return isinstance(losses, TracedTensor) and losses.operation_trace is self._following.trace
 
     def backward(self, losses: Tensor, *, retain_graph: bool) -> None:
         """The backward pass of one loss per record, which is checked like the sum or mean that is taken here."""
@@ -489,18 +491,18 @@ class LoopHooks:
                 total.backward(retain_graph=again or retain_graph)
 
         if isinstance(losses, TracedTensor):
-            losses.tape.backward([losses], run, by_record=True)
+            losses.operation_trace.backward([losses], run, by_record=True)
         else:
             run(False)
 
-    def _on_backward(self, tape: OperationTrace, loss: int) -> None:
+    def _on_backward(self, trace: OperationTrace, loss: int) -> None:
         """Before a backward pass: check the loss on synthetic records if it is a new one."""
         try:
-            self._following.check_before_backward(tape, loss)
+            self._following.check_before_backward(trace, loss)
         except NonPrivateStep as refusal:
             self._chunk = None
             # A part of the loss may come from a forward that takes no part: that is then what to tell.
-            nodes = set() if tape.loss is None else graph_nodes(tape.loss)
+            nodes = set() if trace.loss is None else graph_nodes(trace.loss)
             why = next((why for node, why in self._untrained_outputs if node in nodes), None)
             if why is None:
                 raise

@@ -44,7 +44,7 @@ __all__ = [
 # Where a tensor comes from: the batch that the loader gave last, an earlier one, or elsewhere.
 #
 # A batch's own tensors carry a mark, so that a tensor of an earlier batch is known. What torch makes of them is on the
-# batch's tape.
+# batch's trace.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The loss of a drop-in loop, put to the independence probe: followed on a tape, or given as a function."""
+"""The loss of a custom loop, put to the independence probe: replayed from its trace, or given as a function."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,7 +139,7 @@ def _replaced(function: Callable[[Tensor], Tensor], output: object, depth: int) 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The loss of a drop-in loop, put to the independence probe: followed on a tape, or given as a function.
+# The loss of a custom loop, put to the independence probe: replayed from its trace, or given as a function.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -178,31 +178,31 @@ class LoopProbe:
         self._module, self._recorder, self._structure = module, recorder, structure
         self.criterion, self.padding, self._options = criterion, padding, options
 
-    def check_traced_loss(self, tape: OperationTrace, loss: int, times: int) -> None:
-        """Probe the loss at index `loss` of the tape, or the losses of its records, with the module in between.
+    def check_traced_loss(self, trace: OperationTrace, loss: int, times: int) -> None:
+        """Probe the loss at index `loss` of the trace, or the losses of its records, with the module in between.
 
         `times` says how often it has come since it was checked before; 0 for one that was not.
         """
-        options = replace(self._options, reduction="none") if tape.is_by_record else self._options
+        options = replace(self._options, reduction="none") if trace.is_by_record else self._options
 
         def run(_batch: object, inputs: Sequence[Tensor], records: int) -> Tensor:
-            return tape.replay(loss, inputs, records=records)
+            return trace.replay(loss, inputs, records=records)
 
-        self._check_replayed(tape, run, options, times)
+        self._check_replayed(trace, run, options, times)
 
-    def check_arguments(self, tape: OperationTrace, arguments: int, times: int) -> None:
+    def check_arguments(self, trace: OperationTrace, arguments: int, times: int) -> None:
         """Probe the declared criterion of what the module gives on the arguments that the loop made of its batch.
 
-        `arguments` is where they are on the tape.
+        `arguments` is where they are on the trace.
         """
 
         def run(batch: object, inputs: Sequence[Tensor], records: int) -> Tensor:
-            made = tape.replay_all([arguments], inputs, records=records)[arguments]
+            made = trace.replay_all([arguments], inputs, records=records)[arguments]
             args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", made)
             own = cast("tuple[Sequence[object], object]", batch)[0]
             return self._criterion_of(self._module(*args, **kwargs), own[-1])
 
-        self._check_replayed(tape, run, self._options, times)
+        self._check_replayed(trace, run, self._options, times)
 
     def check_criterion(self, times: int) -> None:
         """Probe ``criterion(module(*inputs), target)`` for batches (*inputs, target)."""
@@ -226,7 +226,7 @@ class LoopProbe:
 
     def _check_replayed(
         self,
-        tape: OperationTrace,
+        trace: OperationTrace,
         replay: Callable[[object, Sequence[Tensor], int], Tensor],
         options: ProbeOptions,
         times: int,
@@ -239,18 +239,18 @@ class LoopProbe:
             inputs = list(tensors_in(batch))
             return replay(batch, inputs, inputs[with_rows].size(0))
 
-        *others, last = tape.outside_readings()
+        *others, last = trace.outside_readings()
         for reading in (*others, last):
-            tape.outside = reading
+            trace.outside = reading
             try:
-                self._check((self._structure, tape.outside_inputs()), run, options, times)
+                self._check((self._structure, trace.outside_inputs()), run, options, times)
                 return
             except SordinoError as refusal:
                 # What came from outside the batch with a row a record may be a constant whose size fits by chance.
                 failed = refusal.__cause__ is not None
                 if failed and reading != last:
                     continue
-                if reading == "rows" and tape.has_bound_rows and (failed or isinstance(refusal, RecordCountMismatch)):
+                if reading == "rows" and trace.has_bound_rows and (failed or isinstance(refusal, RecordCountMismatch)):
                     raise _of_rows() from refusal
                 raise
 
@@ -267,7 +267,7 @@ class LoopProbe:
                 "the loss of the loop is then followed."
             ) from failure
 
-    def try_forward(self, tape: OperationTrace, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def try_forward(self, trace: OperationTrace, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Call the module on synthetic records in place of its traced arguments, before it sees the first real ones.
 
         Whether records are independent is seen later, with the loss; but what a module would store must not be real.
@@ -289,7 +289,7 @@ class LoopProbe:
         def call(records: SyntheticRecords, value: AdversarialValue | None) -> None:
             SeededGenerators().start()
             inputs = list(tensors_in(records.batch(range(count), {} if value is None else {0: value})))
-            values = tape.replay_all([tensor.slot for tensor in given], inputs, records=count)
+            values = trace.replay_all([tensor.slot for tensor in given], inputs, records=count)
 
             def value_of(leaf: object) -> object:
                 return values[leaf.slot] if isinstance(leaf, TracedTensor) else leaf
@@ -314,7 +314,7 @@ class LoopProbe:
             if value is None and given and isinstance(recorder, GradientCapture):
                 capture_once(records)
 
-        structure, example = (self._structure, tape.outside_inputs()), list(tensors_in(self._options.public_batch))
+        structure, example = (self._structure, trace.outside_inputs()), list(tensors_in(self._options.public_batch))
         with preserve_model_state(self._module):
             for pattern in INTEGER_PATTERNS:
                 records = SyntheticRecords(structure, rows=0, count=count, pattern=pattern, example=example)

@@ -187,7 +187,7 @@ class CheckedLossForm:
     """What is known of a loss of one form.
 
     Args:
-        late: constants behind a call by which values left the tape; they must stay.
+        late: constants behind a call by which values left the trace; they must stay.
         numbers: all constants in the batch before.
         records: number of records in the batch before.
         shapes: those of tensors from outside that were taken as constants though they may have a row a record.
@@ -343,13 +343,13 @@ class LossTracer:
         self._has_tried = False
         self.passes: Callable[[Callable[[bool], object]], object] | None = None
         self.is_one_by_one = False
-        self.tape: OperationTrace | None = None
+        self.trace: OperationTrace | None = None
         self._module = module
         self._rows = self._batches = self._beside = 0
         self.carried = CrossBatchState(module)
         # Forms of losses that were checked, and states of the module in which something was.
         self._known: dict[Hashable, CheckedLossForm] = {}
-        # With a criterion, where the arguments of the module's calls are on the tape.
+        # With a criterion, where the arguments of the module's calls are on the trace.
         self._given: list[int] = []
         # Whether the loop drew random numbers for the batch: state of torch's generator, looked at around forwards.
         self._has_drawn = False
@@ -388,10 +388,10 @@ class LossTracer:
         if self._criterion is not None and self._batches <= FIRST_BATCHES and isinstance(batch, tuple | list):
             last = batch[-1]
             self._target = last.clone() if isinstance(last, Tensor) else None
-        self.tape = OperationTrace(records=rows, on_backward=on_backward, carried=self.carried)
-        self.tape.may_leave = self.carried.is_left()
-        self.tape.passes = None if self.passes is None else self._run_passes
-        return self.tape.inputs(batch, padded=() if self.probe.padding is None else self.probe.padding.tensors)
+        self.trace = OperationTrace(records=rows, on_backward=on_backward, carried=self.carried)
+        self.trace.may_leave = self.carried.is_left()
+        self.trace.passes = None if self.passes is None else self._run_passes
+        return self.trace.inputs(batch, padded=() if self.probe.padding is None else self.probe.padding.tensors)
 
     def _run_passes(self, run: Callable[[bool], object]) -> object:
         """Both backward passes; the gradients at the outputs count once."""
@@ -408,20 +408,20 @@ class LossTracer:
         """The batch is over. Until the module is called again, what it kept carries the batch's notes."""
         self._gradient_checks, self._target, self._outputs, self._before = [], None, set(), None
         self._given, self._has_drawn = [], False
-        if self.tape is not None:
+        if self.trace is not None:
             for holder, tensor in self._kept:
-                marked = self.tape.wrap(tensor)
+                marked = self.trace.wrap(tensor)
                 if _exchange(holder, tensor, marked):
                     self._marked.append((holder, tensor, marked))
-            self.tape.close()
-            self.tape = None
+            self.trace.close()
+            self.trace = None
         self._kept = []
 
     def try_forward(self, args: Args, kwargs: Mapping[str, object]) -> None:
         """Before the first training forward: try the module on synthetic records in place of the arguments."""
-        tape = self.tape
-        if self._criterion is None and tape is not None and not self._has_tried:
-            self._run_check(lambda: self.probe.try_forward(tape, args, kwargs))
+        trace = self.trace
+        if self._criterion is None and trace is not None and not self._has_tried:
+            self._run_check(lambda: self.probe.try_forward(trace, args, kwargs))
             self._has_tried = True
 
     def check_state(self) -> None:
@@ -477,8 +477,8 @@ class LossTracer:
 
     def watch(self, args: Args, kwargs: Mapping[str, object]) -> ForwardMonitor:
         """Watch the training forward that begins."""
-        if self._criterion is not None and self.tape is not None:
-            self._given.append(self.tape.note_arguments(args, kwargs))
+        if self._criterion is not None and self.trace is not None:
+            self._given.append(self.trace.note_arguments(args, kwargs))
         self._has_drawn = self._has_drawn or self._chance != _chance()
         self._attributes = frozenset(tensor_attributes(self._module))
         own = set(self._module.parameters())
@@ -506,10 +506,10 @@ class LossTracer:
         self.mark_chance()
         if self._criterion is not None and self._target is not None and compare:
             self._gradient_checks.append(OutputGradientCheck(self._criterion, output, self._target))
-        if self.tape is not None:
+        if self.trace is not None:
             made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
             if made or exports_by_hooks(self._module):
-                self.tape.leave(made)
+                self.trace.leave(made)
             if made:
                 self._kept += self._made_attributes()
         if any(isinstance(tensor, TracedTensor) for tensor in tensors_in(output)):
@@ -520,7 +520,7 @@ class LossTracer:
         if self._criterion is not None:
             self._outputs.update(t.grad_fn for t in tensors_within(output) if t.grad_fn is not None)
         tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
+        noted = output if self.trace is None else self.trace.note(self._module, args, kwargs, output)
         return noted, tracked
 
     def _made_attributes(self) -> Iterator[tuple["_Holder", Tensor]]:
@@ -538,7 +538,7 @@ class LossTracer:
 
     def begin_beside(self) -> None:
         """A forward begins that is not trained: what it draws, the loop does not draw."""
-        if self.tape is not None:
+        if self.trace is not None:
             self._draws()
 
     def watch_beside(self) -> ForwardMonitor:
@@ -551,40 +551,43 @@ class LossTracer:
     ) -> object:
         """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
         self._note_state()
-        tape = next(
-            (tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TracedTensor)), None
+        trace = next(
+            (tensor.operation_trace for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TracedTensor)),
+            None,
         )
-        if tape is None:
+        if trace is None:
             return output
-        return tape.note(_Beside(self._module, capture), args, kwargs, output)
+        return trace.note(_Beside(self._module, capture), args, kwargs, output)
 
     # --- backward and step ---------------------------------------------------------------------------------------
 
-    def check_before_backward(self, tape: OperationTrace, loss: int) -> None:
+    def check_before_backward(self, trace: OperationTrace, loss: int) -> None:
         """Before a backward pass: a loss of a new form is checked, one of a known form must have its constants."""
         if self._criterion is not None:
-            self._refuse_past_output(tape)
-        elif not tape.is_weighted:  # Those are not followed: what arrives at the module's outputs is refused.
-            self._check_value(tape, loss, self.probe.check_traced_loss)
-            tape.keep_constants()
+            self._refuse_past_output(trace)
+        elif not trace.is_weighted:  # Those are not followed: what arrives at the module's outputs is refused.
+            self._check_value(trace, loss, self.probe.check_traced_loss)
+            trace.keep_constants()
             self._is_checked = True
 
-    def _check_value(self, tape: OperationTrace, value: int, check: Callable[[OperationTrace, int, int], None]) -> None:
+    def _check_value(
+        self, trace: OperationTrace, value: int, check: Callable[[OperationTrace, int, int], None]
+    ) -> None:
         """Check a loss, or arguments of the module, unless its form is known."""
-        found = tape.look(value, by_chance=self._draws)
-        form = (self._state, found.form, found.rows, tape.is_by_record)
+        found = trace.look(value, by_chance=self._draws)
+        form = (self._state, found.form, found.rows, trace.is_by_record)
         known = self._known.get(form)
         meets = known is not None and known.meet(found.late, found.numbers, self._rows)
-        again = known is None or meets or not known.fits(tape.outside_shapes())
+        again = known is None or meets or not known.fits(trace.outside_shapes())
         if again or self._has_new_length:
             # Forgotten meanwhile: what is refused stays unknown.
             self._known.pop(form, None)
             self._require_state()
-            tape.outside = "rows"
+            trace.outside = "rows"
             times = 0 if known is None or known.has_grown else known.times
-            self._run_check(lambda: check(tape, value, times))
+            self._run_check(lambda: check(trace, value, times))
             self._known[form] = known or CheckedLossForm(late=found.late, numbers=found.numbers, records=self._rows)
-            self._known[form].shapes = tape.outside_shapes() if tape.outside == "constants" else None
+            self._known[form].shapes = trace.outside_shapes() if trace.outside == "constants" else None
             self._checked.add(self._state)
 
     def mark_chance(self) -> None:
@@ -596,11 +599,11 @@ class LossTracer:
         self._has_drawn = self._has_drawn or self._chance != _chance()
         return self._has_drawn
 
-    def _refuse_past_output(self, tape: OperationTrace) -> None:
+    def _refuse_past_output(self, trace: OperationTrace) -> None:
         """With a criterion: refuse a loss that reaches the module past its outputs, or teaches something else."""
-        if tape.loss is None:
+        if trace.loss is None:
             return
-        found = graph_bypassing_outputs(tape.loss, self._outputs)
+        found = graph_bypassing_outputs(trace.loss, self._outputs)
         if found.captured:
             raise untraceable_loss_error()
         own = set(self._module.parameters())
@@ -613,8 +616,8 @@ class LossTracer:
     @property
     def is_passing(self) -> bool:
         """Whether a backward pass runs from losses of the batch that were looked at."""
-        tape = self.tape
-        return tape is not None and (tape.is_passing or (self._criterion is not None and tape.is_weighted))
+        trace = self.trace
+        return trace is not None and (trace.is_passing or (self._criterion is not None and trace.is_weighted))
 
     def check_gradient(self) -> None:
         """A gradient has reached the module's outputs.
@@ -622,7 +625,7 @@ class LossTracer:
         Raises:
             NonPrivateStep: it does not come from a loss that was checked.
         """
-        if self._criterion is None and (self.tape is None or not self.tape.is_passing):
+        if self._criterion is None and (self.trace is None or not self.trace.is_passing):
             raise untraceable_loss_error()
 
     def check_step(self) -> None:
@@ -635,10 +638,10 @@ class LossTracer:
             raise untraceable_loss_error()
         for check in self._gradient_checks:
             check.check()
-        if self._criterion is not None and self.tape is not None:
+        if self._criterion is not None and self.trace is not None:
             for given in self._given:
-                self._check_value(self.tape, given, self.probe.check_arguments)
-            self.tape.keep_constants()
+                self._check_value(self.trace, given, self.probe.check_arguments)
+            self.trace.keep_constants()
 
 
 def _held_in(holder: "_Holder", value: object) -> Iterator[tuple["_Holder", Tensor]]:

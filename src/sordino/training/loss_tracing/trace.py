@@ -67,7 +67,7 @@ _LIBRARIES = (
     str(Path(torch.__file__).parent),
     str(Path(__file__).parent.parent),
 )
-# Frames through which every call of a taped tensor or number goes.
+# Frames through which every call of a traced tensor or number goes.
 _BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent / "_tensor.py"))
 _SCHEDULERS = str(Path(torch.__file__).parent / "optim" / "lr_scheduler.py")
 
@@ -122,7 +122,7 @@ def _check_no_metric_scheduler() -> None:
 
 
 class ValueRef:
-    """A value's number on the tape. Not a dataclass: those are containers to `tree_map`."""
+    """A value's number on the trace. Not a dataclass: those are containers to `tree_map`."""
 
     __slots__ = ("number",)
 
@@ -137,7 +137,7 @@ class StaleValue:
 
 
 class _Arguments(NamedTuple):
-    """Arguments of a call, with slots for values of the tape.
+    """Arguments of a call, with slots for values of the trace.
 
     `leaves` are all that are not containers, also those in slices; `is_sized` says that a number read from values is
     among them.
@@ -162,7 +162,7 @@ class TracedCall:
         autocast: device type and type of autocast, if it was on.
         writes: the memory that was changed in place, or None.
         is_number: whether the result is a number.
-        is_broken: whether an argument took part in autograd by something that is not on the tape.
+        is_broken: whether an argument took part in autograd by something that is not on the trace.
     """
 
     function: Function
@@ -277,7 +277,7 @@ def size_at(tensor: Tensor, dim: int) -> int:
 
 
 Reading = Literal["rows", "columns", "constants"]
-"""How a replay reads outsiders that are as long as there are records: with a row a record; zeros and ones with the
+"""How a replay reads external tensors that are as long as there are records: with a row a record; zeros and ones with the
 records in another dimension; or as constants whose size fits by chance."""
 
 
@@ -287,8 +287,8 @@ class ExternalTensor:
 
     Args:
         value: the tensor.
-        index: of its first use on the tape.
-        slot: on the tape, if it takes other values in a replay.
+        index: of its first use on the trace.
+        slot: on the trace, if it takes other values in a replay.
         rowed: whether it has as many rows as there are records.
         is_free: whether its rows may be those of records: all alike, or drawn by chance within the batch.
         is_stale: whether values of an earlier batch were written into it.
@@ -365,7 +365,7 @@ class ExternalTensor:
         return torch.arange(records, device=value.device, dtype=value.dtype)
 
     def _is_untouched(self) -> bool:
-        """Whether it was only written to by calls that the tape has seen."""
+        """Whether it was only written to by calls that the trace has seen."""
         version, bits = self._written or (-1, None)
         now = None if bits is None else readable_fingerprint(self.value)
         return self.value._version == version and (bits is None or (now is not None and torch.equal(bits, now)))
@@ -417,7 +417,7 @@ class OperationTrace:
 
     Args:
         records: number of records in it.
-        on_backward: called with the tape and the loss's slot on it before the backward pass runs.
+        on_backward: called with the trace and the loss's slot on it before the backward pass runs.
         carried: what the loop carries from batch to batch.
 
     Attributes:
@@ -450,7 +450,7 @@ class OperationTrace:
         self._slots = self._index = 0
         self._inputs: list[int] = []
         # Tensors that did not come with the batch, by identity.
-        self._outsiders: dict[int, ExternalTensor] = {}
+        self._external: dict[int, ExternalTensor] = {}
         # By slot: the node of autograd that made the value, and the memory it lies in.
         self._nodes: dict[int, object] = {}
         self._memory: dict[int, int] = {}
@@ -468,32 +468,32 @@ class OperationTrace:
         return self._slots - 1
 
     def inputs(self, batch: object, *, padded: Collection[int] = ()) -> object:
-        """The batch as taped tensors; its tensors are the first inputs of a replay.
+        """The batch as traced tensors; its tensors are the first inputs of a replay.
 
         Args:
             batch: as the loader gave it.
             padded: the indices of tensors whose shape follows the longest record.
         """
         with not_noting():
-            taped = map_tensors(self.wrap, batch)
-            for index, tensor in enumerate(tensors_in(taped)):
+            traced = map_tensors(self.wrap, batch)
+            for index, tensor in enumerate(tensors_in(traced)):
                 if isinstance(tensor, TracedTensor):
                     tensor.sized_by_values = index in padded
-        self._inputs = [slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None]
-        return taped
+        self._inputs = [slot for tensor in tensors_in(traced) if (slot := self._slot_of(tensor)) is not None]
+        return traced
 
     def close(self) -> None:
         """Note nothing more, and let go of what was noted."""
         self.is_open = False
         self._calls.clear()
-        self._outsiders.clear()
+        self._external.clear()
         self.loss = None
         self._nodes.clear()
 
     # --- calls of torch ------------------------------------------------------------------------------------------
 
     def call(self, function: Function, args: Args, kwargs: Mapping[str, object], tensors: Sequence[Tensor]) -> object:
-        """Call a function of torch, note the call, and return its result as taped tensors.
+        """Call a function of torch, note the call, and return its result as traced tensors.
 
         Args:
             function: what is called.
@@ -504,11 +504,11 @@ class OperationTrace:
         with not_noting():
             if self.is_open:
                 for target in self._outside_targets(function, kwargs, tensors):
-                    self._outsider(target).begin_write()
+                    self._external_tensor(target).begin_write()
             return self._note(function, args, kwargs, with_public_divisor(function, args, kwargs), tensors)
 
     def note(self, function: Function, args: Args, kwargs: Mapping[str, object], result: object) -> object:
-        """Note a call that was made already, as of the module, and return its result as taped tensors."""
+        """Note a call that was made already, as of the module, and return its result as traced tensors."""
         with not_noting():
             return self._note(function, args, kwargs, result, list(tensors_in((args, kwargs))))
 
@@ -520,16 +520,16 @@ class OperationTrace:
         for target in self._outside_targets(function, kwargs, tensors):
             self._write_to(target)
         if not self.is_open:
-            taped = map_tensors(self.wrap, result)
-            self._remember(tensors_in(taped))
-            return taped
+            traced = map_tensors(self.wrap, result)
+            self._remember(tensors_in(traced))
+            return traced
         name = getattr(function, "__name__", "")
         targets = declared_targets(function, tensors, kwargs.get("out"))
         device = tensors[0].device.type if tensors else "cpu"
         given = self._noted_all(self._with_rows_counted(function, args), kwargs)
         broken = any(self._is_broken(tensor) for tensor in tensors if all(tensor is not target for target in targets))
-        taped = map_tensors(self.wrap, result)
-        made = [tensor for tensor in tree_leaves(taped) if isinstance(tensor, TracedTensor)]
+        traced = map_tensors(self.wrap, result)
+        made = [tensor for tensor in tree_leaves(traced) if isinstance(tensor, TracedTensor)]
         self._remember(made)
         sized = given.is_sized or has_data_dependent_size(function, tensors, len(args) + len(kwargs))
         for tensor in made:
@@ -552,7 +552,7 @@ class OperationTrace:
                 is_broken=broken,
             )
         )
-        return taped
+        return traced
 
     @staticmethod
     def _outside_targets(function: Function, kwargs: Mapping[str, object], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -564,7 +564,7 @@ class OperationTrace:
     def _write_to(self, target: Tensor) -> None:
         """A tensor from outside was changed in place, and holds values of the batch."""
         if self.is_open:
-            found = self._outsider(target)
+            found = self._external_tensor(target)
             found.slot = self._new_slot() if found.slot is None else found.slot
             self._memory[found.slot] = storage_address(target)
             found.end_write()
@@ -623,23 +623,28 @@ class OperationTrace:
 
     def wrap(self, tensor: Tensor) -> Tensor:
         """A tensor made of the batch, with notes."""
-        if isinstance(tensor, TracedTensor) and tensor.tape is self:
+        if isinstance(tensor, TracedTensor) and tensor.operation_trace is self:
             return tensor
-        taped = without_trace(tensor).as_subclass(TracedTensor)
-        taped.tape, taped.slot, taped.keeps_values, taped.sized_by_values = self, self._new_slot(), True, False
-        self._memory[taped.slot] = storage_address(tensor)
-        self._nodes[taped.slot] = tensor.grad_fn
-        return taped
+        traced = without_trace(tensor).as_subclass(TracedTensor)
+        traced.operation_trace, traced.slot, traced.keeps_values, traced.sized_by_values = (
+            self,
+            self._new_slot(),
+            True,
+            False,
+        )
+        self._memory[traced.slot] = storage_address(tensor)
+        self._nodes[traced.slot] = tensor.grad_fn
+        return traced
 
     def _slot_of(self, value: object) -> int | None:
         if isinstance(value, TracedTensor):
-            return value.slot if value.tape is self else None
-        found = self._outsiders.get(id(value))
+            return value.slot if value.operation_trace is self else None
+        found = self._external.get(id(value))
         return None if found is None else found.slot
 
-    def _outsider(self, value: Tensor) -> ExternalTensor:
+    def _external_tensor(self, value: Tensor) -> ExternalTensor:
         """What is known of a tensor from outside; with a row a record it has a slot, unless it is a known constant."""
-        found = self._outsiders.get(id(value))
+        found = self._external.get(id(value))
         if found is not None:
             return found
         is_stale, varies = self._carried.was_written(value), not value.requires_grad
@@ -651,7 +656,7 @@ class OperationTrace:
         if rowed or found.column is not None:
             found.slot = self._new_slot()
             self._memory[found.slot] = storage_address(value)
-        self._outsiders[id(value)] = found
+        self._external[id(value)] = found
         return found
 
     def _is_filled(self, value: Tensor) -> bool:
@@ -661,14 +666,14 @@ class OperationTrace:
         return bool((value == 0).all()) or bool((value == 1).all())
 
     def _is_broken(self, tensor: Tensor) -> bool:
-        """Whether autograd knows of something that happened to the tensor and the tape doesn't."""
+        """Whether autograd knows of something that happened to the tensor and the trace doesn't."""
         slot = self._slot_of(tensor)
         if not tensor.requires_grad:
             return False
         return tensor.grad_fn is not (None if slot is None else self._nodes.get(slot))
 
     def _noted_all(self, args: object, kwargs: Mapping[str, object]) -> _Arguments:
-        """How the arguments of a call stand on the tape."""
+        """How the arguments of a call stand on the trace."""
         leaves: list[object] = []
         sized: list[bool] = []
 
@@ -681,7 +686,7 @@ class OperationTrace:
         return _Arguments(map_values(noted, args), map_values(noted, kwargs), leaves, any(sized))
 
     def _noted(self, value: object) -> object:
-        if isinstance(value, TracedTensor) and value.tape is self:
+        if isinstance(value, TracedTensor) and value.operation_trace is self:
             return ValueRef(value.slot)
         if isinstance(value, TaintedFloat | TaintedInt):
             if value.source is not self:
@@ -693,7 +698,7 @@ class OperationTrace:
             if value.keeps_values:
                 return StaleValue()
             value = without_trace(value)
-        found = self._outsider(value)
+        found = self._external_tensor(value)
         if found.is_stale:
             return StaleValue()
         return value if found.slot is None else ValueRef(found.slot)
@@ -778,7 +783,7 @@ class OperationTrace:
         is_weighted: bool = False,
         by_record: bool = False,
     ) -> object:
-        """Let the owner of the tape look at the losses, then run the backward pass, or both where it takes two.
+        """Let the owner of the trace look at the losses, then run the backward pass, or both where it takes two.
 
         Args:
             losses: each a sum or mean over the records; `by_record` says that each holds one loss per record.
@@ -839,8 +844,8 @@ class OperationTrace:
         that is known: they may stand for themselves, as a table does whose size fits by chance, and a replay shows
         whether they do.
         """
-        rowed = [one for one in self._outsiders.values() if one.rowed and not one.counts_records()]
-        filled = [one for one in self._outsiders.values() if one.column is not None and not one.rowed]
+        rowed = [one for one in self._external.values() if one.rowed and not one.counts_records()]
+        filled = [one for one in self._external.values() if one.column is not None and not one.rowed]
         if not rowed and not filled:
             return ()
         used = {leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, ValueRef)}
@@ -851,7 +856,7 @@ class OperationTrace:
         return (*found, *(one.is_filled() for one in filled if one.slot in used))
 
     def _check(self, calls: Sequence[TracedCall]) -> None:
-        """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the tape."""
+        """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the trace."""
         for call in calls:
             if any(isinstance(leaf, StaleValue) for leaf in call.leaves):
                 raise CoupledRecords(
@@ -872,7 +877,7 @@ class OperationTrace:
 
     def _has_outside_graph(self, inputs: Sequence[object]) -> bool:
         """Whether a tensor from outside the batch has a graph to what is no private parameter: another module's."""
-        outside = {one.slot: one.value for one in self._outsiders.values()}
+        outside = {one.slot: one.value for one in self._external.values()}
         given = (outside.get(leaf.number) if isinstance(leaf, ValueRef) else leaf for leaf in inputs)
         graphs = (graph_leaves(value) for value in given if isinstance(value, Tensor) and value.grad_fn is not None)
         return any(not is_private_parameter([cast("nn.Parameter", leaf)]) for leaves in graphs for leaf in leaves)
@@ -888,7 +893,7 @@ class OperationTrace:
         left = [index for index in (self._escaped, self._disclosed) if index is not None]
         if not left:
             return
-        late = [one for one in self._outsiders.values() if one.index > min(left) and (one.rowed or one.slot is None)]
+        late = [one for one in self._external.values() if one.index > min(left) and (one.rowed or one.slot is None)]
         late = [one for one in late if not self._carried.is_constant(one.value)]
         by_slot = {one.slot: one.value for one in late}
         for leaf in inputs:
@@ -905,32 +910,32 @@ class OperationTrace:
     @property
     def has_bound_rows(self) -> bool:
         """Whether a tensor from outside has as many rows as there are records, and they may not be those of records."""
-        return any(one.rowed and not one.is_free for one in self._outsiders.values())
+        return any(one.rowed and not one.is_free for one in self._external.values())
 
     def outside_shapes(self) -> Hashable:
         """The shapes of all tensors from outside that are as long as there are records."""
-        return tuple(one.value.shape for one in self._outsiders.values() if one.rowed or one.column is not None)
+        return tuple(one.value.shape for one in self._external.values() if one.rowed or one.column is not None)
 
     def outside_readings(self) -> list[Reading]:
         """How tensors from outside may be read, the likeliest first."""
-        columns = any(one.column is not None for one in self._outsiders.values())
-        both = any(one.column is not None and one.rowed for one in self._outsiders.values())
-        may_be_constant = columns or bool(self._replayed_outsiders("rows"))
+        columns = any(one.column is not None for one in self._external.values())
+        both = any(one.column is not None and one.rowed for one in self._external.values())
+        may_be_constant = columns or bool(self._replayed_tensors("rows"))
         return ["rows", *(["columns"] if both else []), *(["constants"] if may_be_constant else [])]
 
-    def _replayed_outsiders(self, reading: Reading) -> list[ExternalTensor]:
+    def _replayed_tensors(self, reading: Reading) -> list[ExternalTensor]:
         """Those that count as inputs of a replay: positions of records are made again instead."""
-        chosen = [one for one in self._outsiders.values() if one.rowed and one.is_free and reading != "constants"]
+        chosen = [one for one in self._external.values() if one.rowed and one.is_free and reading != "constants"]
         chosen = [one for one in chosen if one.column is None or reading != "columns"]
         return [one for one in chosen if one.first_row is None and not one.counts_records()]
 
     def outside_inputs(self) -> tuple[Tensor, ...]:
         """The structure, with no rows, of the inputs that did not come with the batch."""
-        return tuple(one.value[:0] for one in self._replayed_outsiders(self.outside))
+        return tuple(one.value[:0] for one in self._replayed_tensors(self.outside))
 
     def keep_constants(self) -> None:
         """Tell what is carried from batch to batch which tensors a checked loss was made with."""
-        for one in self._outsiders.values():
+        for one in self._external.values():
             if one.slot is None:
                 self._carried.keep_constant(one.value)
 
@@ -940,7 +945,7 @@ class OperationTrace:
         """Run the calls that the loss in slot `loss` depends on, on other inputs.
 
         Args:
-            loss: the loss's slot on the tape.
+            loss: the loss's slot on the trace.
             inputs: tensors of the batch, then of `outside_inputs`, with `records` rows each.
             records: number of records.
 
@@ -953,7 +958,7 @@ class OperationTrace:
 
     def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
         """`replay` for several values at once, by slot."""
-        rowed = self._replayed_outsiders(self.outside)
+        rowed = self._replayed_tensors(self.outside)
         slots = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
         if len(slots) != len(inputs):
             raise NonPrivateStep(
@@ -961,7 +966,7 @@ class OperationTrace:
                 f"Let collate_fn build every batch alike. {HOW_TO_DECLARE}."
             )
         values: dict[int, object] = dict(zip(slots, inputs, strict=True))
-        for one in self._outsiders.values():
+        for one in self._external.values():
             if one.slot is not None and one.slot not in values:
                 values[one.slot] = one.stand_in(records, self.outside)
 

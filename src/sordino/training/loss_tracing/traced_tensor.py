@@ -1,4 +1,4 @@
-"""Tensors that note every torch function applied to them on their tape."""
+"""Tensors that note every torch function applied to them on their trace."""
 
 import copy
 import operator
@@ -38,7 +38,7 @@ _untraced: "WeakSet[object]" = WeakSet()
 
 
 def leave_untraced(owner: object) -> None:
-    """Have torch.compile start behind the place where taped tensors become plain ones, until `trace_again`."""
+    """Have torch.compile start behind the place where traced tensors become plain ones, until `trace_again`."""
     from torch._dynamo import config  # loaded by every optimizer; slow where nothing is trained
 
     _untraced.add(owner)
@@ -58,13 +58,13 @@ class TracedTensor(Tensor):
     """A tensor of a private batch, or made from one.
 
     Attributes:
-        tape: the batch's tape.
-        slot: the tensor's place on it.
+        operation_trace: that of the batch.
+        slot: the tensor's number on it.
         keeps_values: whether its values depend on more than shapes.
         has_data_dependent_size: whether its shape depends on values.
     """
 
-    tape: "OperationTrace"
+    operation_trace: "OperationTrace"
     slot: int
     keeps_values: bool
     sized_by_values: bool
@@ -78,24 +78,24 @@ class TracedTensor(Tensor):
         if name == "__deepcopy__":
             return _copied(args)
         tensors = list(tensors_in((args, kwargs)))
-        tapes = [tensor.tape for tensor in tensors if isinstance(tensor, TracedTensor)]
+        traces = [tensor.operation_trace for tensor in tensors if isinstance(tensor, TracedTensor)]
         # Results of an earlier batch's tensors still belong to that batch.
-        tape = next((tape for tape in tapes if tape.is_open), tapes[0] if tapes else None)
-        if tape is None:
+        trace = next((trace for trace in traces if trace.is_open), traces[0] if traces else None)
+        if trace is None:
             with not_noting():
                 return func(*args, **kwargs)
-        if tape.is_open and func in {Tensor.backward, torch.autograd.backward}:
-            return _backward(tape, func, args, kwargs)
-        if tape.is_open and name == "register_hook":
+        if trace.is_open and func in {Tensor.backward, torch.autograd.backward}:
+            return _backward(trace, func, args, kwargs)
+        if trace.is_open and name == "register_hook":
             raise NonPrivateStep(
                 "gradients must reach the module as the loss makes them, got register_hook on a tensor of the loop: a "
                 "hook may mix the gradients of records. Clipping by record makes clipping here needless."
             )
-        return tape.call(func, args, kwargs, tensors)
+        return trace.call(func, args, kwargs, tensors)
 
 
-def _backward(tape: "OperationTrace", function: Function, args: Args, kwargs: Mapping[str, object]) -> object:
-    """A backward pass; one from weighted losses, or from a tensor off the tape, is run as not followed."""
+def _backward(trace: "OperationTrace", function: Function, args: Args, kwargs: Mapping[str, object]) -> object:
+    """A backward pass; one from weighted losses, or from a tensor off the trace, is run as not followed."""
     given = args[0] if args else kwargs.get("tensors")
     losses = list(tensors_in(given))
     weights = [*args[1:2], kwargs.get("gradient"), kwargs.get("grad_tensors")]
@@ -105,10 +105,10 @@ def _backward(tape: "OperationTrace", function: Function, args: Args, kwargs: Ma
         with not_noting():
             return function(*given, **named)
 
-    own = [loss for loss in losses if isinstance(loss, TracedTensor) and loss.tape is tape]
+    own = [loss for loss in losses if isinstance(loss, TracedTensor) and loss.operation_trace is trace]
     if len(own) != len(losses):
         return run(False)
-    return tape.backward(own, run, is_weighted=any(True for _ in tensors_in(weights)))
+    return trace.backward(own, run, is_weighted=any(True for _ in tensors_in(weights)))
 
 
 def _retaining(args: Args, kwargs: Mapping[str, object]) -> tuple[Args, dict[str, object]]:
@@ -120,15 +120,15 @@ def _retaining(args: Args, kwargs: Mapping[str, object]) -> tuple[Args, dict[str
 
 def _copied(args: Args) -> object:
     """A deep copy: as torch makes it, noted as a clone."""
-    (taped, memo) = args
-    assert isinstance(taped, TracedTensor)
+    (traced, memo) = args
+    assert isinstance(traced, TracedTensor)
     with not_noting():
-        made = copy.deepcopy(without_trace(taped), memo)  # pyright: ignore[reportArgumentType]
-    return taped.tape.note(Tensor.clone, (taped,), {}, made)
+        made = copy.deepcopy(without_trace(traced), memo)  # pyright: ignore[reportArgumentType]
+    return traced.operation_trace.note(Tensor.clone, (traced,), {}, made)
 
 
 def not_noting() -> AbstractContextManager[None]:
-    """Inside, taped tensors behave as ordinary ones."""
+    """Inside, traced tensors behave as ordinary ones."""
     return torch._C.DisableTorchFunctionSubclass()  # pyright: ignore[reportPrivateUsage]
 
 
@@ -141,19 +141,19 @@ def without_trace(tensor: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Numbers read from a taped tensor: ordinary floats and ints that remember where they come from.
+# Numbers read from a traced tensor: ordinary floats and ints that remember where they come from.
 #
 # ``x - x.mean().item()`` couples the records of a batch as ``x - x.mean()`` does. The number that ``item()`` gives
-# notes the arithmetic done with it on the same tape, and is computed again in a replay.
+# notes the arithmetic done with it on the same trace, and is computed again in a replay.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 class _Tainted:
-    """Arithmetic of numbers that came from a tape.
+    """Arithmetic of numbers that came from a trace.
 
     Attributes:
-        source: the tape.
-        slot: place on it, None when it was closed by then.
+        source: the trace.
+        slot: number on it, None when it was closed by then.
         counts: whether it is a number of records, or made of such numbers and constants only.
     """
 
@@ -174,13 +174,13 @@ class _Tainted:
 
 
 class TaintedFloat(_Tainted, float):
-    """A float that came from a tape."""
+    """A float that came from a trace."""
 
     __hash__ = float.__hash__
 
 
 class TaintedInt(_Tainted, int):
-    """An int that came from a tape."""
+    """An int that came from a trace."""
 
     __hash__ = int.__hash__
 
