@@ -412,10 +412,10 @@ class AdaClipState:
     def update(self, released: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
         """Take in a released gradient g̃; `noise` is the standard deviation z·Δ·b/B of its entries."""
         kept, remembered = self._clipping.variance_decay, self._clipping.mean_decay
-        for place, (gradient, stddev) in enumerate(zip(released, noise, strict=True)):
-            excess = (gradient - self.mean[place]).square() - stddev.square()
-            self.variance[place] = kept * self.variance[place] + (1 - kept) * excess
-            self.mean[place] = remembered * self.mean[place] + (1 - remembered) * gradient
+        for index, (gradient, stddev) in enumerate(zip(released, noise, strict=True)):
+            excess = (gradient - self.mean[index]).square() - stddev.square()
+            self.variance[index] = kept * self.variance[index] + (1 - kept) * excess
+            self.mean[index] = remembered * self.mean[index] + (1 - remembered) * gradient
 
 
 # ----------------------------------------------------------------------------------------------------------------------

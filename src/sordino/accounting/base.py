@@ -359,27 +359,16 @@ class _Collector:
         count: int,
     ) -> None:
         base = self._single(event.event)
-        if base is None:
-            return
-        step: Event
         match event:
+            case _ if base is None:
+                pass
             case RandomAllocation():
                 self._allocated(event, base, count)
-                return
-            case SampledWithoutReplacement():
-                step = SampledWithoutReplacement(
-                    dataset_size=event.dataset_size, sample_size=event.sample_size, event=base
-                )
-            case SampledWithReplacement():
-                step = SampledWithReplacement(
-                    dataset_size=event.dataset_size, sample_size=event.sample_size, event=base
-                )
-            case GroupPoissonSampled():
-                if event.group_size == 1:
-                    self.collect(PoissonSampled(sample_rate=event.sample_rate, event=base), count)
-                    return
-                step = GroupPoissonSampled(sample_rate=event.sample_rate, group_size=event.group_size, event=base)
-        self.counts[step] = self.counts.get(step, 0) + count
+            case GroupPoissonSampled(group_size=1):
+                self.collect(PoissonSampled(sample_rate=event.sample_rate, event=base), count)
+            case _:
+                step = replace(event, event=base)
+                self.counts[step] = self.counts.get(step, 0) + count
 
     def _allocated(self, event: RandomAllocation, base: Event, count: int) -> None:
         """K of t steps: a random division into k blocks, one step in each, of which the division may be known.

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 from sordino import checks
 from sordino.accounting.api import delta as delta_of
-from sordino.accounting.api import epsilon
 from sordino.accounting.api import epsilon as epsilon_of
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -34,6 +35,7 @@ from sordino.events import (
 
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 1e7
 _DIGITS = 6
+_Value = TypeVar("_Value", int, float)
 
 
 def calibrate_noise_multiplier(
@@ -71,13 +73,8 @@ def calibrate_noise_multiplier(
     delta = checks.probability(delta=delta, zero=False, one=False)
 
     def reported(noise_multiplier: float) -> float:
-        try:
-            return epsilon(
-                make_event(noise_multiplier), delta, neighboring_relation=neighboring_relation, accountant=accountant
-            ).upper
-        except AccountingError:
-            # Too little noise for the accountant to answer is too little noise.
-            return math.inf
+        # Too little noise for the accountant to answer is too little noise.
+        return _reported(make_event(noise_multiplier), delta, neighboring_relation, accountant)
 
     low, high = _bracket(reported, target_epsilon)
     if low == high:
@@ -145,15 +142,25 @@ _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LARGEST_STEPS = 10**9
 
 
-def _within(
-    event: Event, epsilon: float, delta: float, neighboring_relation: NeighboringRelation, accountant: str
-) -> bool:
+def _reported(event: Event, delta: float, neighboring_relation: NeighboringRelation, accountant: str) -> float:
+    """The event's ε; ∞ where no accountant can bound its own error."""
     try:
-        return (
-            epsilon_of(event, delta, neighboring_relation=neighboring_relation, accountant=accountant).upper <= epsilon
-        )
+        return epsilon_of(event, delta, neighboring_relation=neighboring_relation, accountant=accountant).upper
     except AccountingError:
-        return False
+        return math.inf
+
+
+def _fits(
+    make_event: Callable[[_Value], Event],
+    target_epsilon: float,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    accountant: str,
+) -> Callable[[_Value], bool]:
+    """Whether the event of a value is within the target."""
+    checks.positive(target_epsilon=target_epsilon)
+    checks.probability(delta=delta, zero=False, one=False)
+    return lambda value: _reported(make_event(value), delta, neighboring_relation, accountant) <= target_epsilon
 
 
 def calibrate_steps(
@@ -178,12 +185,7 @@ def calibrate_steps(
         ...     target_epsilon=1.0, delta=1e-5)
         718
     """
-    checks.positive(target_epsilon=target_epsilon)
-    checks.probability(delta=delta, zero=False, one=False)
-
-    def fits(steps: int) -> bool:
-        return _within(make_event(steps), target_epsilon, delta, neighboring_relation, accountant)
-
+    fits = _fits(make_event, target_epsilon, delta, neighboring_relation, accountant)
     return _max_integer(fits, _LARGEST_STEPS, "steps")
 
 
@@ -198,13 +200,10 @@ def calibrate_batch_size(
 ) -> int:
     """The largest (expected) batch size up to `dataset_size` within the target, 0 when one record is too many."""
     checks.integer(1, dataset_size=dataset_size)
-
-    def fits(size: int) -> bool:
-        return size <= dataset_size and _within(
-            make_event(size), target_epsilon, delta, neighboring_relation, accountant
-        )
-
-    return dataset_size if fits(dataset_size) else _max_integer(fits, dataset_size, "batch size")
+    fits = _fits(make_event, target_epsilon, delta, neighboring_relation, accountant)
+    if fits(dataset_size):
+        return dataset_size
+    return _max_integer(lambda size: size <= dataset_size and fits(size), dataset_size, "batch size")
 
 
 def _max_integer(fits: Callable[[int], bool], limit: int, name: str) -> int:
@@ -235,12 +234,7 @@ def calibrate_sample_rate(
     Raises:
         AccountingError: not even a rate of 1e-9 fits.
     """
-    checks.positive(target_epsilon=target_epsilon)
-    checks.probability(delta=delta, zero=False, one=False)
-
-    def fits(rate: float) -> bool:
-        return _within(make_event(rate), target_epsilon, delta, neighboring_relation, accountant)
-
+    fits = _fits(make_event, target_epsilon, delta, neighboring_relation, accountant)
     if fits(1.0):
         return 1.0
     # From above: tiny rates with few steps are the hardest to account and rarely the answer.
@@ -287,7 +281,13 @@ def without_amplification(event: Event) -> Event:
         Gaussian(noise_multiplier=1.0)
     """
     match event:
-        case PoissonSampled() | SampledWithoutReplacement() | SampledWithReplacement() | GroupPoissonSampled():
+        case (
+            PoissonSampled()
+            | SampledWithoutReplacement()
+            | SampledWithReplacement()
+            | GroupPoissonSampled()
+            | TruncatedPoissonSampled()
+        ):
             return without_amplification(event.event)
         case RandomAllocation():
             count = event.steps * event.epochs
@@ -296,14 +296,10 @@ def without_amplification(event: Event) -> Event:
             reached = [m for m, p in zip(event.sensitivities, event.probabilities, strict=True) if p > 0]
             farthest = max(reached, default=0.0)
             return Gaussian(noise_multiplier=event.noise_multiplier / farthest) if farthest > 0 else NoOp()
-        case TruncatedPoissonSampled():
-            return without_amplification(event.event)
-        case ParallelComposed():
-            return ParallelComposed(events=tuple(without_amplification(part) for part in event.events))
+        case ParallelComposed() | Composed():
+            return replace(event, events=tuple(without_amplification(part) for part in event.events))
         case SelfComposed():
-            return SelfComposed(event=without_amplification(event.event), count=event.count)
-        case Composed():
-            return Composed(events=tuple(without_amplification(part) for part in event.events))
+            return replace(event, event=without_amplification(event.event))
         case _:
             return event
 
@@ -325,13 +321,9 @@ def group_privacy_event(event: Event, size: int) -> Event:
         case NoOp() | NonPrivate():
             return event
         case Gaussian() | Laplace():
-            return type(event)(noise_multiplier=event.noise_multiplier / size)
-        case MatrixGaussian():
-            return MatrixGaussian(noise_multiplier=event.noise_multiplier, sensitivity=event.sensitivity * size)
-        case DiscreteGaussian():
-            return DiscreteGaussian(stddev=event.stddev, sensitivity=event.sensitivity * size)
-        case DiscreteLaplace():
-            return DiscreteLaplace(scale=event.scale, sensitivity=event.sensitivity * size)
+            return replace(event, noise_multiplier=event.noise_multiplier / size)
+        case MatrixGaussian() | DiscreteGaussian() | DiscreteLaplace():
+            return replace(event, sensitivity=event.sensitivity * size)
         case PureDP():
             return PureDP(epsilon=event.epsilon * size)
         case ZeroConcentratedDP():
@@ -339,8 +331,8 @@ def group_privacy_event(event: Event, size: int) -> Event:
         case PoissonSampled() if isinstance(event.event, Gaussian):
             return GroupPoissonSampled(sample_rate=event.sample_rate, group_size=size, event=event.event)
         case SelfComposed():
-            return SelfComposed(event=group_privacy_event(event.event, size), count=event.count)
+            return replace(event, event=group_privacy_event(event.event, size))
         case Composed():
-            return Composed(events=tuple(group_privacy_event(part, size) for part in event.events))
+            return replace(event, events=tuple(group_privacy_event(part, size) for part in event.events))
         case _:
             raise UnsupportedEvent(f"event must have a rule for groups, got {event.kind}. Account for users as units.")

@@ -82,8 +82,8 @@ class DiscreteGaussianPLD:
     def _at_most(self, x: FloatArray) -> FloatArray:
         """P(X ≤ x) at whole x."""
         first, below = self._below
-        place = np.clip(x - first, -1, below.size - 1).astype(np.int64)
-        return np.where(place < 0, 0.0, below[np.maximum(place, 0)])
+        index = np.clip(x - first, -1, below.size - 1).astype(np.int64)
+        return np.where(index < 0, 0.0, below[np.maximum(index, 0)])
 
     def _edge(self, loss: FloatArray) -> FloatArray:
         """The smallest whole x with L(x) ≤ l."""
@@ -120,8 +120,8 @@ class DiscreteGaussianTransform:
 
     def fraction(self, lam: float) -> tuple[float, float]:
         """λS modulo 1 in [−½, ½], and its rounding error."""
-        place = lam * self.sensitivity
-        return math.remainder(place, 1.0), 2 * UNIT_ROUNDOFF * place
+        product = lam * self.sensitivity
+        return math.remainder(product, 1.0), 2 * UNIT_ROUNDOFF * product
 
     def moments(self, lam: float, *, certified: bool = True) -> CumulantValues:  # noqa: ARG002
         """K with its rounding error; where λS has no fraction left in doubles, the error is all that θ can move."""
@@ -140,9 +140,9 @@ class DiscreteGaussianTransform:
             moved = self._log_theta(fraction) - self._log_theta(0.0)
             slope = 0.5 / self.stddev**2
             # x counts from the whole number next to −λS: L = S²(λ + ½)/σ² − S(x + f)/σ² with f the fraction.
-            place = -(x + fraction) * self.sensitivity / self.stddev**2
-            mean = (lam + 0.5) * square + float(weights @ place)
-            variance = float(weights @ place**2) - float(weights @ place) ** 2
+            losses = -(x + fraction) * self.sensitivity / self.stddev**2
+            mean = (lam + 0.5) * square + float(weights @ losses)
+            variance = float(weights @ losses**2) - float(weights @ losses) ** 2
         widest = min(slope * off, slope)
         error = 16 * UNIT_ROUNDOFF * (continuous + abs(moved) + 1e-3 * min(1.0, continuous)) + widest
         return CumulantValues(
@@ -187,9 +187,9 @@ class DiscreteGaussianLine:
         offset = u * ((self.lam + 0.5) * one.square - self.moments.mean)
         if one.stddev < 1:
             x, weights = one.near(fraction)
-            place = -(x + fraction) * one.sensitivity / one.stddev**2
-            phi = np.exp(1j * np.multiply.outer(u, place)) @ weights.astype(np.complex128)
-            reach = float(np.max(np.abs(place)))
+            losses = -(x + fraction) * one.sensitivity / one.stddev**2
+            phi = np.exp(1j * np.multiply.outer(u, losses)) @ weights.astype(np.complex128)
+            reach = float(np.max(np.abs(losses)))
             error = UNIT_ROUNDOFF * (256 + 8 * u * reach) + off * (
                 1 / one.stddev**2 + u * one.sensitivity / one.stddev**2
             )

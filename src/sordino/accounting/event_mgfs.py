@@ -153,7 +153,7 @@ class GaussianMixtureCharacteristicFunction:
 
     @cached_property
     def _full_range(self) -> tuple[float, float]:
-        """Ends at least `_TAIL` beyond every place where the integrand can have a mode."""
+        """Ends at least `_TAIL` beyond every point where the integrand can have a mode."""
         pair, lam = self.pair, self.lam
         low = (lam + 1) * pair.upper.lowest - lam * pair.lower.highest
         high = (lam + 1) * pair.upper.highest - lam * pair.lower.lowest

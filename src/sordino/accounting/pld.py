@@ -156,8 +156,8 @@ def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArr
     power: FloatArray = np.ones(1)
     for _ in range(count):
         power = np.convolve(power, masses)
-    place = np.arange(power.size) * ((losses[-1] - losses[0]) / (losses.size - 1))
-    return count * losses[0] + place, power, own * losses.size
+    gaps = np.arange(power.size) * ((losses[-1] - losses[0]) / (losses.size - 1))
+    return count * losses[0] + gaps, power, own * losses.size
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -373,13 +373,13 @@ def _pinned(excess: Callable[[float], float], low: float, high: float) -> tuple[
         if width <= _RESOLUTION * high or not at_low > at_high:
             break
         middle = low + width * min(0.998, max(0.002, at_low / (at_low - at_high)))
-        for place in (middle - 2e-3 * width, middle + 2e-3 * width, low + width / 2):
-            if low < place < high and (high - low > width / 2):
-                value = excess(place)
+        for point in (middle - 2e-3 * width, middle + 2e-3 * width, low + width / 2):
+            if low < point < high and (high - low > width / 2):
+                value = excess(point)
                 if value > 0:
-                    low, at_low = place, value
+                    low, at_low = point, value
                 else:
-                    high, at_high = place, value
+                    high, at_high = point, value
     return low, high
 
 

@@ -217,7 +217,7 @@ def _lack(pieces: _Pieces, points: FloatArray, step: float) -> FloatArray:
     """An upper bound on q e^l − p ≥ 0 of pieces at most a step below their points."""
     raised = _raised(pieces, points)
     slack = 16 * UNIT_ROUNDOFF * (pieces.p + (1 + np.abs(points)) * raised)
-    # Where the Q-mass is no double, the place says what it can be.
+    # Where the Q-mass is no double, the position says what it can be.
     return np.where(pieces.q > 0, np.maximum(raised - pieces.p, 0.0), pieces.p * math.expm1(step)) + slack
 
 
@@ -253,11 +253,11 @@ def _merged(
 
 def spread(loss: FloatArray, p: FloatArray, step: float, infinite: float, uncertain: float) -> DiscretizedPLD:
     """Atoms with ascending losses to their two neighbors on the lattice, both masses kept: δ grows or stays."""
-    place = loss / step
-    index = np.floor(place).astype(np.int64)
-    inside = np.expm1(-np.clip(place - index, 0.0, 1.0) * step) / math.expm1(-step)
-    # Rounding of the place moves the split by a few units; all of it goes up.
-    up = np.minimum(p * (inside + 8 * UNIT_ROUNDOFF * (1 + np.abs(place))), p)
+    position = loss / step
+    index = np.floor(position).astype(np.int64)
+    inside = np.expm1(-np.clip(position - index, 0.0, 1.0) * step) / math.expm1(-step)
+    # Rounding of the position moves the split by a few units; all of it goes up.
+    up = np.minimum(p * (inside + 8 * UNIT_ROUNDOFF * (1 + np.abs(position))), p)
     first = int(index[0])
     size = int(index[-1]) - first + 2
     masses: FloatArray = np.zeros(size)
@@ -472,7 +472,7 @@ class ComposedPLD:
     def bounds(self, epsilon: float) -> tuple[float, float]:
         """[lower, upper] on the lattice's δ(ε)."""
         # Beyond 50/λ the weights are below e^{−50}, and the masses sum to about 1.
-        start, stop = (int(place) for place in np.searchsorted(self._losses, (epsilon, epsilon + 50 / self._lam)))
+        start, stop = (int(index) for index in np.searchsorted(self._losses, (epsilon, epsilon + 50 / self._lam)))
         excess = self._losses[start:stop] - epsilon
         weights: FloatArray = np.exp(-self._lam * excess) * -np.expm1(-excess)
         exponent = self._at.log_mgf - self._lam * epsilon
@@ -659,8 +659,8 @@ def _summed(steps: int, offset: float, spacing: float, masses: FloatArray, goal:
     if size > 4 * _LARGEST_POINTS:
         raise AccountingError(f"an allocation's lattice must hold ≤ {4 * _LARGEST_POINTS} points, got {size}.")
     length = int(fft.next_fast_len(max(size, 2), real=True) or size)
-    place = np.arange(masses.size) % length
-    terms = [np.bincount(place, weights=term, minlength=length) for term in (masses, masses * points)]
+    index = np.arange(masses.size) % length
+    terms = [np.bincount(index, weights=term, minlength=length) for term in (masses, masses * points)]
     plain, biased = (np.asarray(fft.rfft(term.astype(np.longdouble))) for term in terms)
     unit = float(np.finfo(np.longdouble).eps)
     stage = _FFT_CONSTANT * math.log2(length) * unit

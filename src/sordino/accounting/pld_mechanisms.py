@@ -410,15 +410,15 @@ def distances(projections: int) -> tuple[tuple[float, float], ...]:
     bulk_end = math.sqrt(projections / float(chdtri(projections, 1 - _BULK)))
     fine = min(_WIDEST, (bulk_end / start) ** (1 / _CELLS))
     found: list[tuple[float, float]] = []
-    above, place = 1.0, start
-    while place < _FARTHEST:
-        left = beyond(place)
+    above, distance = 1.0, start
+    while distance < _FARTHEST:
+        left = beyond(distance)
         if above - left >= _LEAST:
-            found.append((place, above - left))
+            found.append((distance, above - left))
             above = left
         if above < _LEAST:
             break
-        place *= fine if left > _BULK else _COARSE
+        distance *= fine if left > _BULK else _COARSE
     left = beyond(_FARTHEST)
     found += [(_FARTHEST, above - left)] if above - left > _LEAST else []
     return (*found, (math.inf, min(above, left)))
@@ -484,8 +484,8 @@ class AveragedPLD:
             part_p, part_q = pld.upper(loss) if right else pld.lower(loss)
             p, q = p + share * part_p, q + share * part_q
         if self.sample_rate < 1:
-            place, lone_p, lone_q = self._lone
-            here = place > loss if right else place <= loss
+            lone, lone_p, lone_q = self._lone
+            here = lone > loss if right else lone <= loss
             p, q = p + np.where(here, lone_p, 0.0), q + np.where(here, lone_q, 0.0)
         return p, q
 

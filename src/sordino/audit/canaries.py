@@ -67,20 +67,20 @@ class GradientCanaries:
         self.model = _Marked(model, len(present))
         self._loss = loss
         self._loudness = _LOUD * max(plan.step_plan(step).max_grad_norm for step in {0, max(plan.steps - 1, 0)})
-        places, signs = _planted(present, plan.neighboring_relation)
+        positions, signs = _planted(present, plan.neighboring_relation)
         count = len(data[0])
-        blanks = [torch.zeros((len(places), *part.shape[1:]), dtype=part.dtype, device=part.device) for part in data]
+        blanks = [torch.zeros((len(positions), *part.shape[1:]), dtype=part.dtype, device=part.device) for part in data]
         self.data = (
             *(torch.cat([part, blank]) for part, blank in zip(data, blanks, strict=True)),
-            torch.cat([torch.zeros(count, dtype=torch.long), places]),
+            torch.cat([torch.zeros(count, dtype=torch.long), positions]),
             torch.cat([torch.zeros(count), signs]),
-            torch.cat([torch.zeros(count), torch.ones(len(places))]),
+            torch.cat([torch.zeros(count), torch.ones(len(positions))]),
         )
 
     def loss(self, model: _Marked, *batch: Tensor) -> Tensor:
         """The user's loss of records; of a canary, its own number times a large one."""
-        *own, places, signs, planted = batch
-        marks = model.marks(places.clamp(0, model.marks.num_embeddings - 1)).flatten(1).sum(1)
+        *own, positions, signs, planted = batch
+        marks = model.marks(positions.clamp(0, model.marks.num_embeddings - 1)).flatten(1).sum(1)
         return (1 - planted) * self._loss(model.model, *own) + planted * signs * self._loudness * marks
 
     def inner_products(self) -> Tensor:
@@ -97,8 +97,8 @@ class GradientCanaries:
 def _planted(present: np.ndarray, neighboring_relation: NeighboringRelation) -> tuple[Tensor, Tensor]:
     """Places and signs of the canaries in the data: what is absent is left out, blank, or replaced by its opposite."""
     if neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        places = torch.from_numpy(np.flatnonzero(present))
-        return places, torch.ones(len(places))
+        positions = torch.from_numpy(np.flatnonzero(present))
+        return positions, torch.ones(len(positions))
     absent = -1.0 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 0.0
     return torch.arange(len(present)), torch.from_numpy(np.where(present, 1.0, absent)).float()
 
@@ -188,9 +188,9 @@ def mislabeled_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tu
     if classes < 2 or len(labels) < checks.integer(1, count=count):
         raise InvalidArgument(f"data must hold {count} records and two labels, got fewer. Ask for fewer canaries.")
     stream = rng.new_stream("audit canaries")
-    places = torch.from_numpy(np.argsort(stream.integers64(len(labels)))[:count].astype(np.int64))
+    positions = torch.from_numpy(np.argsort(stream.integers64(len(labels)))[:count].astype(np.int64))
     shift = torch.from_numpy(1 + (stream.integers64(count) % np.uint64(classes - 1)).astype(np.int64))
-    return features[places].clone(), ((labels[places] + shift) % classes).to(labels.dtype)
+    return features[positions].clone(), ((labels[positions] + shift) % classes).to(labels.dtype)
 
 
 def synthetic_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tuple[Tensor, ...]:
@@ -340,8 +340,8 @@ def one_shot_estimate(
         return normal_pair_epsilon(float(sample.mean()), spread, delta=delta, reference_deviation=deviation)
 
     stream = (KeyedRNG() if rng is None else rng).new_stream("one-shot resampling")
-    places = (stream.uniform(count * len(values)) * len(values)).astype(int).reshape(count, len(values))
-    low, high = np.quantile([estimate(values[row]) for row in places], [0.025, 0.975])
+    positions = (stream.uniform(count * len(values)) * len(values)).astype(int).reshape(count, len(values))
+    low, high = np.quantile([estimate(values[row]) for row in positions], [0.025, 0.975])
     return OneShotEstimate(
         epsilon=estimate(values), interval=(float(low), float(high)), delta=delta, canaries=len(values)
     )

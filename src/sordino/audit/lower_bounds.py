@@ -188,7 +188,7 @@ def guess_canaries(scores: ArrayLike, present: ArrayLike, *, above: int, below: 
     """Guess "in" for the `above` highest scores and "out" for the `below` lowest, and count the right ones.
 
     The two numbers must be fixed before the scores are looked at: the best of several is not covered by any bound here.
-    Scores that are not a number count as the middle one; ties are broken by the canary's place.
+    Scores that are not a number count as the middle one; ties are broken by the canary's position.
 
     Args:
         scores: [m], larger means more likely in.

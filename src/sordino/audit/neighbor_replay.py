@@ -283,10 +283,10 @@ def replay(
             with observe_releases(forced):
                 other = pipeline(neighbor)
         except Exception as error:
-            violations.append(_flow(forced.place, f"a neighbor raises {type(error).__name__}"))
+            violations.append(_flow(forced.position, f"a neighbor raises {type(error).__name__}"))
             continue
-        if forced.place < len(entries):
-            violations.append(_flow(forced.place, "a neighbor makes fewer releases"))
+        if forced.position < len(entries):
+            violations.append(_flow(forced.position, "a neighbor makes fewer releases"))
         violations += forced.violations
         shares += forced.shares
         if not forced.violations and not results_equal(result, other):
@@ -338,20 +338,20 @@ class _Forced:
 
     def __init__(self, entries: list[_Entry]) -> None:
         self._entries = entries
-        self.place = 0
+        self.position = 0
         self.shares: list[float] = []
         self.violations: list[Violation] = []
 
     def released(self, release: Release, draw: Callable[[], object]) -> object:
         value = exact(release)
-        # Drawn all the same: what is drawn later for other purposes then comes from the same place of the streams.
+        # Drawn all the same: what is drawn later for other purposes then comes from the same position of the streams.
         own = draw()
-        if self.place >= len(self._entries):
-            self.violations.append(_flow(self.place, "a neighbor makes more releases"))
-            self.place += 1
+        if self.position >= len(self._entries):
+            self.violations.append(_flow(self.position, "a neighbor makes more releases"))
+            self.position += 1
             return own
-        entry, number = self._entries[self.place], self.place
-        self.place += 1
+        entry, number = self._entries[self.position], self.position
+        self.position += 1
         if not self._fits(number, entry, release):
             return own
         if value is not None and entry.value is not None:
@@ -430,5 +430,5 @@ def _numbers(answer: object) -> FloatArray | None:
     return None
 
 
-def _flow(place: int, what: str) -> Violation:
-    return Violation(kind="control flow", release=place, what=what)
+def _flow(position: int, what: str) -> Violation:
+    return Violation(kind="control flow", release=position, what=what)

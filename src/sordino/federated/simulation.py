@@ -64,7 +64,7 @@ def train_clients_batched(
         model: holds the server's parameters; must be fit for `torch.func.vmap`.
         loss: ``loss(model, *records)``, one value per record or their mean.
         clients: the records of each; all have the same number.
-        turns: for each step the places of each client's batch, (clients, batch).
+        turns: for each step the positions of each client's batch, (clients, batch).
         learning_rate: > 0.
         proximal: μ ≥ 0 of FedProx.
 
@@ -86,8 +86,8 @@ def train_clients_batched(
         return value
 
     slopes = vmap(grad(objective), randomness="different")
-    for places in turns:
-        steps = slopes(now, buffers, *[tensor[rows, places] for tensor in records])
+    for positions in turns:
+        steps = slopes(now, buffers, *[tensor[rows, positions] for tensor in records])
         for name, value in now.items():
             value.sub_(steps[name], alpha=learning_rate)
     for client in range(len(clients)):
@@ -171,14 +171,14 @@ class LocalTraining:
             model,
             loss,
             clients,
-            [torch.stack(places) for places in turns],
+            [torch.stack(positions) for positions in turns],
             learning_rate=self.learning_rate,
             proximal=self.proximal,
         )
 
     def _batches(self, records: Records, order: RandomStream) -> Iterator[list[Tensor]]:
-        for places in self._turns(len(records[0]), order):
-            yield [tensor[places] for tensor in records]
+        for positions in self._turns(len(records[0]), order):
+            yield [tensor[positions] for tensor in records]
 
     def _turns(self, count: int, order: RandomStream) -> Iterator[Tensor]:
         size = count if self.batch_size is None else self.batch_size
@@ -223,8 +223,8 @@ def split_clients(
         raise InvalidArgument("client_ids must be one integer per record, got another shape. Number clients from 0.")
     sorted_by = np.argsort(numbers, kind="stable")
     edges = np.searchsorted(numbers[sorted_by], np.arange(num_clients + 1))
-    places = [torch.from_numpy(sorted_by[edges[client] : edges[client + 1]]) for client in range(num_clients)]
-    return [[tensor[place] for tensor in records] for place in places]
+    positions = [torch.from_numpy(sorted_by[edges[client] : edges[client + 1]]) for client in range(num_clients)]
+    return [[tensor[own] for tensor in records] for own in positions]
 
 
 def _alike(clients: Sequence[Records], asked: np.ndarray, most: int) -> Iterator[list[int]]:

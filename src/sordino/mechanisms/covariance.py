@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
-from sordino.events import Event, Gaussian, PureDP
+from sordino.events import Event
 from sordino.mechanisms.additive import coarse_multiple
 from sordino.mechanisms.base import FloatArray, Numbers, observable_release, ratio_at_least, record_matrix
 from sordino.mechanisms.calibration import Budget, PureBudget
@@ -88,10 +88,9 @@ class PrivateSecondMoment:
     @property
     def sensitivity(self) -> float:
         """Frobenius (Gaussian budget) or upper-triangle ℓ1 (pure budget) sensitivity of the matrix."""
-        replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
         if self._pure:
-            return self.data_norm**2 * (self.columns + 1) / 2 * (2 if replace else 1)
-        return self.data_norm**2 * (math.sqrt(2) if replace else 1)
+            return self.data_norm**2 * (self.columns + 1) / 2 * (2 if self._replaces else 1)
+        return self.data_norm**2 * (math.sqrt(2) if self._replaces else 1)
 
     @property
     def _factor(self) -> Fraction:
@@ -130,9 +129,7 @@ class PrivateSecondMoment:
 
     def event(self) -> Event:
         """The event of one release."""
-        if isinstance(self.budget, PureBudget):
-            return PureDP(epsilon=self.budget.epsilon)
-        return Gaussian(noise_multiplier=self.budget.noise_multiplier)
+        return self.budget.event()
 
     def exact_value(self, rows: Numbers) -> IntegerArray:
         """XᵀX in squared grid steps before noise, int64 [d, d]. Not private."""

@@ -39,7 +39,7 @@ UNIT = float(np.float32(2.0**-32 * (1 - 2.0**-24)))
 ANGLE = float(np.float32(2 * math.pi * 2.0**-32))
 # "expand 32-byte k"
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
-# What kernels are tried with, and the place of a draw whose first word is 27.
+# What kernels are tried with, and the position of a draw whose first word is 27.
 PUBLIC_KEY = tuple(range(-3, 5))
 RARE = 137_904_951
 
@@ -155,19 +155,19 @@ def _unsigned(words: Tensor) -> Tensor:
 def _add_by_operations_(flat: Float[Tensor, " n"], key: tuple[int, ...], *, first: int, stddev: float) -> None:
     double = flat.dtype == torch.float64
     a_tile = LANES * (_WORDS // 2 if double else _WORDS)
-    tile, place = divmod(first, a_tile)
+    tile, position = divmod(first, a_tile)
     at_once = _AT_ONCE // LANES
     done = 0
     while done < flat.shape[0]:
-        tiles = min(at_once, -(-(place + flat.shape[0] - done) // a_tile))
+        tiles = min(at_once, -(-(position + flat.shape[0] - done) // a_tile))
         blocks = torch.arange(tile * LANES, (tile + tiles) * LANES, device=flat.device)
         drawn = (_double_draws if double else _single_draws)(key, blocks)
         # Row by row in each tile.
-        row = drawn.view(-1, tiles, LANES).transpose(0, 1).reshape(-1)[place:]
+        row = drawn.view(-1, tiles, LANES).transpose(0, 1).reshape(-1)[position:]
         row = row[: flat.shape[0] - done]
         part = flat[done : done + row.shape[0]]
         part.copy_(part.to(row.dtype).add_(row, alpha=stddev))
-        done, tile, place = done + row.shape[0], tile + tiles, 0
+        done, tile, position = done + row.shape[0], tile + tiles, 0
 
 
 def _single_draws(key: tuple[int, ...], blocks: Int[Tensor, " n"]) -> Float[Tensor, "16 n"]:
@@ -212,7 +212,7 @@ def _kernel(device: torch.device) -> Callable[..., None] | None:
 def agrees_with_operations(kernel: Callable[..., None], device: torch.device) -> bool:
     """Whether `kernel` gives the draws of torch's operations, up to the rounding of logarithm, cosine and sine.
 
-    With a public key, in places of the row that go every way there is.
+    With a public key, at positions of the row that go every way there is.
     """
     for dtype, first in ((torch.float32, RARE - 2500), (torch.float32, (1 << 45) + 1000), (torch.float64, 77)):
         ours, theirs = (torch.ones(5000, dtype=dtype, device=device) for _ in range(2))

@@ -110,13 +110,13 @@ def _double_pair(out, index, count, stddev, rest, first, second, third, fourth):
     _add_pair(out, index, count, length * stddev + length * rest, _uniform(third, fourth) * _TURN)
 
 
-# Keys and places differ from step to step: no kernel is made for a value of theirs.
-_VALUES = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "tile", "place", "count", "stddev", "rest"]
+# Keys and positions differ from step to step: no kernel is made for a value of theirs.
+_VALUES = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "tile", "position", "count", "stddev", "rest"]
 
 
 @triton.jit(do_not_specialize=_VALUES)
 def _add_draws(
-    out, k0, k1, k2, k3, k4, k5, k6, k7, tile, place, count, stddev, rest, DOUBLE: tl.constexpr
+    out, k0, k1, k2, k3, k4, k5, k6, k7, tile, position, count, stddev, rest, DOUBLE: tl.constexpr
 ):  # fmt: skip
     own = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, _LANES)
@@ -125,7 +125,7 @@ def _add_draws(
         k0, k1, k2, k3, k4, k5, k6, k7, block, _DRAWS, 0
     )
     if DOUBLE:
-        index = own * (8 * _LANES) + lane - place
+        index = own * (8 * _LANES) + lane - position
         _double_pair(out, index, count, stddev, rest, w0, w1, w2, w3)
         _double_pair(out, index + 2 * _LANES, count, stddev, rest, w4, w5, w6, w7)
         _double_pair(out, index + 4 * _LANES, count, stddev, rest, w8, w9, w10, w11)
@@ -142,7 +142,7 @@ def _add_draws(
             t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, t15 = chacha20(
                 k0, k1, k2, k3, k4, k5, k6, k7, block, _TAIL, 0
             )
-        index = own * (16 * _LANES) + lane - place
+        index = own * (16 * _LANES) + lane - position
         _single_pair(out, index, count, stddev, w0, w1, t0, t1)
         _single_pair(out, index + 2 * _LANES, count, stddev, w2, w3, t2, t3)
         _single_pair(out, index + 4 * _LANES, count, stddev, w4, w5, t4, t5)
@@ -157,11 +157,11 @@ def add_normal_by_kernel_(flat: Tensor, key: tuple[int, ...], *, first: int, std
     """Add `stddev` times draws number `first` and following to a contiguous tensor of one dimension."""
     double = flat.dtype == torch.float64
     a_tile = LANES * (8 if double else 16)
-    tile, place = divmod(first, a_tile)
-    tiles = -(-(place + flat.numel()) // a_tile)
+    tile, position = divmod(first, a_tile)
+    tiles = -(-(position + flat.numel()) // a_tile)
     # A number is given in single precision, so this one in two parts.
     high = float(torch.tensor(stddev, dtype=torch.float32))
     with torch.cuda.device_of(flat):
         _add_draws[(tiles,)](
-            flat, *key, tile, place, flat.numel(), high, stddev - high, DOUBLE=double, num_warps=4
+            flat, *key, tile, position, flat.numel(), high, stddev - high, DOUBLE=double, num_warps=4
         )  # fmt: skip

@@ -104,11 +104,11 @@ class IntegerNoise:
         sizes = np.array(self.sensitivities, dtype=np.int64)
         noise = np.empty(len(sizes), dtype=np.int64)
         for size in sorted(set(self.sensitivities)):
-            places = np.flatnonzero(sizes == size)
+            positions = np.flatnonzero(sizes == size)
             if isinstance(self.budget, PureBudget):
-                noise[places] = discrete_laplace(*self._ratio(size), len(places), stream)
+                noise[positions] = discrete_laplace(*self._ratio(size), len(positions), stream)
             else:
-                noise[places] = _gaussian_integers(self._stddev(size), len(places), stream)
+                noise[positions] = _gaussian_integers(self._stddev(size), len(positions), stream)
         return noise
 
 

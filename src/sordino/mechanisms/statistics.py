@@ -446,26 +446,26 @@ class PrivateHistogram:
 
     def exact_value(self, values: Iterable[object]) -> IntegerArray:
         """The counts before noise [bins]. Not private."""
-        places = self._places(values) if self.categories is None else category_codes(values, self.categories)
-        return np.bincount(places[places >= 0], minlength=self.bins).astype(np.int64)
+        positions = self._positions(values) if self.categories is None else category_codes(values, self.categories)
+        return np.bincount(positions[positions >= 0], minlength=self.bins).astype(np.int64)
 
     @observable_release
     def release(self, values: Iterable[object]) -> IntegerArray:
         """The noisy counts [bins], int64, in the order of the bins."""
         return self.exact_value(values) + self.noise.draw(self.rng.new_stream("histogram"))
 
-    def _places(self, values: Iterable[object]) -> IntegerArray:
+    def _positions(self, values: Iterable[object]) -> IntegerArray:
         edges = np.array(self.edges)
         listed = values if isinstance(values, np.ndarray) else list(values)
         numbers = to_float_array(listed, "values")
         if numbers.ndim != 1:
             raise InvalidArgument(f"values must be a vector, got {numbers.ndim} dimensions. Flatten them.")
-        places = np.searchsorted(edges, numbers, side="right") - 1
-        places[numbers == edges[-1]] = self.bins - 1
+        positions = np.searchsorted(edges, numbers, side="right") - 1
+        positions[numbers == edges[-1]] = self.bins - 1
         beyond = ~((numbers >= edges[0]) & (numbers <= edges[-1]))
-        places = np.clip(places, 0, self.bins - 1)
-        places[beyond if self.outside == "drop" else np.isnan(numbers)] = -1
-        return places.astype(np.int64)
+        positions = np.clip(positions, 0, self.bins - 1)
+        positions[beyond if self.outside == "drop" else np.isnan(numbers)] = -1
+        return positions.astype(np.int64)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Kalman(GradientFilter):
     x_t, before an evaluation or at the end.
 
     Guarantee: post-processing of the private gradients; no further privacy is spent. Gradients are clipped and noised
-    at the place where the parameters stand, which earlier releases determine.
+    at the position of the parameters, which earlier releases determine.
 
     Args:
         gain: κ in (0, 1]; 1 is no filter.

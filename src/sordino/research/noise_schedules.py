@@ -440,8 +440,8 @@ def _policy(free: Tensor, between: Tensor, budget: float, learning_rate: float) 
 
 def _interpolation(steps: int, knots: int) -> Tensor:
     """The matrix that draws straight lines between knots."""
-    place = torch.linspace(0, knots - 1, steps, dtype=torch.float64)
-    return (1 - (place[:, None] - torch.arange(knots)).abs()).clamp_min(0)
+    position = torch.linspace(0, knots - 1, steps, dtype=torch.float64)
+    return (1 - (position[:, None] - torch.arange(knots)).abs()).clamp_min(0)
 
 
 class _Unrolled:
@@ -559,7 +559,7 @@ def estimate_influence(
     count = checks.integer(1, steps=steps)
     checks.positive(learning_rate=learning_rate)
     checks.positive(perturbation=perturbation)
-    tried = sorted({round(place) for place in np.linspace(0, count - 1, checks.integer(2, places=places))})
+    tried = sorted({round(step) for step in np.linspace(0, count - 1, checks.integer(2, places=places))})
     rng = KeyedRNG() if rng is None else rng
     stream = rng.new_stream("influence")
     path = _descend(copy.deepcopy(model), loss, public_data, count, learning_rate)
@@ -618,13 +618,13 @@ def _descend(
     for step in range(steps):
         gradients = torch.autograd.grad(loss(model, *data).mean(), parameters)
         with torch.no_grad():
-            place = 0
+            start = 0
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(gradient, alpha=rate)
                 if step == 0 and first_noise is not None:
-                    part = first_noise[place : place + parameter.numel()].view(parameter.shape)
+                    part = first_noise[start : start + parameter.numel()].view(parameter.shape)
                     parameter.sub_(part.to(parameter), alpha=rate)
-                    place += parameter.numel()
+                    start += parameter.numel()
         if first_noise is None:
             kept.append(copy.deepcopy(model))
     return kept or [model]

@@ -25,7 +25,7 @@ from sordino.randomness import KeyedRNG
 
 
 def _sorted_with_bounds(values: Numbers, bounds: Bounds) -> tuple[FloatArray, int]:
-    """Sorted values between as many copies of the bounds as can be asked for, and the place of the median."""
+    """Sorted values between as many copies of the bounds as can be asked for, and the index of the median."""
     low, high = checked_bounds(bounds)
     listed = to_float_array(values, "values").ravel()
     if len(listed) == 0:
@@ -50,7 +50,7 @@ def local_sensitivity_of_median(values: Numbers, bounds: Bounds) -> float:
 def smooth_sensitivity_of_median(values: Numbers, bounds: Bounds, beta: float) -> float:
     """The largest e^(−βk) times the local sensitivity of data that differ in k values. Not private by itself.
 
-    After k replacements the median's neighbors may be any values that were t − k − 1 and t places away from it,
+    After k replacements the median's neighbors may be any values that were t − k − 1 and t positions away from it,
     0 ≤ t ≤ k + 1. Terms past k = ln(range/found)/β can't matter, so most data need few.
 
     Args:

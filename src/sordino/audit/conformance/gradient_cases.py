@@ -157,16 +157,16 @@ _coupled("records mixed in the loop", _three, _mixup)
 _coupled("class weights with a mean over the batch", _three, _weighted)
 _coupled("a masked mean over the batch", _language_model, _masked, _TOKENS)
 _coupled(
-    "weights that follow from the place in the batch",
+    "weights that follow from the position in the batch",
     _three,
     _weighted_by(lambda x: (1 - 2 * (torch.arange(8) % 2))[: len(x)]),
 )
 _coupled(
-    "weights from outside, one for each place in the batch",
+    "weights from outside, one for each position in the batch",
     _three,
     _weighted_by(lambda x: torch.tensor(_SIGNS[: len(x)])),
 )
-_coupled("labels that follow from the place in the batch", _three, _labels_from_outside)
+_coupled("labels that follow from the position in the batch", _three, _labels_from_outside)
 _coupled("weights computed from the whole batch", _three, _weighted_by(_above_mean), _EXTREME)
 
 

@@ -29,7 +29,7 @@ _NAME = "correlated_noise.{}"
 class _Lane:
     """The tensors of one type on one device, laid end to end, and their buffers."""
 
-    places: list[int]
+    positions: list[int]
     buffers: Tensor
 
 
@@ -77,9 +77,9 @@ class CorrelatedNoiseStream:
         """
         for lane, noise in self._drawn(tensors, rng, step, rank):
             if noise is not None:
-                sizes = [tensors[place].numel() for place in lane.places]
-                for place, part in zip(lane.places, noise.split(sizes), strict=True):
-                    tensors[place].add_(part.view(tensors[place].shape).to(tensors[place].dtype))
+                sizes = [tensors[position].numel() for position in lane.positions]
+                for position, part in zip(lane.positions, noise.split(sizes), strict=True):
+                    tensors[position].add_(part.view(tensors[position].shape).to(tensors[position].dtype))
 
     def skip_step(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int, rank: int = 0) -> None:
         """Bring the stream past a step whose sum was thrown away; `tensors` only tell sizes and types."""
@@ -164,8 +164,8 @@ class CorrelatedNoiseStream:
                 "goes on over the whole run: don't freeze or unfreeze parameters in it."
             )
         for lane in self._lanes:
-            if lane.buffers.device != devices[lane.places[0]]:
-                lane.buffers = lane.buffers.to(devices[lane.places[0]])
+            if lane.buffers.device != devices[lane.positions[0]]:
+                lane.buffers = lane.buffers.to(devices[lane.positions[0]])
         return self._lanes
 
 
@@ -197,13 +197,15 @@ def _add_weighted_(total: Tensor, buffers: Tensor, weights: FloatArray) -> Tenso
 
 def _lanes(layout: list[tuple[int, torch.dtype]], devices: list[torch.device], buffers: int) -> list[_Lane]:
     """One lane for each working type, in order of first appearance."""
-    places: dict[torch.dtype, list[int]] = {}
-    for place, (_, dtype) in enumerate(layout):
-        places.setdefault(torch.float64 if dtype == torch.float64 else torch.float32, []).append(place)
+    positions: dict[torch.dtype, list[int]] = {}
+    for position, (_, dtype) in enumerate(layout):
+        positions.setdefault(torch.float64 if dtype == torch.float64 else torch.float32, []).append(position)
     lanes = []
-    for dtype, members in places.items():
-        if len({devices[place] for place in members}) > 1:
+    for dtype, members in positions.items():
+        if len({devices[position] for position in members}) > 1:
             raise InvalidArgument("tensors must be on one device, got several. Move the model to one device.")
-        size = sum(layout[place][0] for place in members)
-        lanes.append(_Lane(places=members, buffers=torch.zeros(buffers, size, dtype=dtype, device=devices[members[0]])))
+        size = sum(layout[position][0] for position in members)
+        lanes.append(
+            _Lane(positions=members, buffers=torch.zeros(buffers, size, dtype=dtype, device=devices[members[0]]))
+        )
     return lanes
