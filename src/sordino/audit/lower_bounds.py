@@ -11,8 +11,8 @@ References:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -181,7 +181,20 @@ class CanaryGuesses:
     correct: int
 
     def __post_init__(self) -> None:
-        _checked(self.canaries, self.guesses, self.correct)
+        if checks.integer(0, guesses=self.guesses) > checks.integer(1, canaries=self.canaries):
+            raise InvalidArgument(f"guesses must be at most {self.canaries}, got {self.guesses}. One guess a canary.")
+        if checks.integer(0, correct=self.correct) > self.guesses:
+            raise InvalidArgument(
+                f"correct must be at most {self.guesses}, got {self.correct}. Count only right guesses."
+            )
+
+    def perfect(self) -> "CanaryGuesses":
+        """The same, had every guess been right."""
+        return replace(self, correct=self.guesses)
+
+    def tally(self) -> "CanaryGuesses":
+        """Canaries, guesses and how many were right."""
+        return self
 
 
 def guess_canaries(scores: ArrayLike, present: ArrayLike, *, above: int, below: int) -> CanaryGuesses:
@@ -259,22 +272,13 @@ def one_run_lower_bound(guesses: CanaryGuesses, *, delta: float, confidence: flo
     alpha = _alpha(confidence)
     checks.probability(one=False, delta=delta)
 
-    def bound(correct: int) -> float:
-        tally = CanaryGuesses(canaries=guesses.canaries, guesses=guesses.guesses, correct=correct)
-
+    def bound(tally: CanaryGuesses) -> float:
         def rejected(epsilon: float) -> bool:
             return one_run_p_value(tally, epsilon=epsilon, delta=delta) <= alpha
 
         return _max_rejected(rejected, largest=_LARGEST_EPSILON)
 
-    return LowerBound(
-        method="one run",
-        epsilon=bound(guesses.correct),
-        delta=delta,
-        confidence=confidence,
-        ceiling=bound(guesses.guesses),
-        **vars(guesses),
-    )
+    return _shown("one run", bound, guesses, delta=delta, confidence=confidence)
 
 
 def rejects_curve(guesses: CanaryGuesses, least_false_positive_rate: Callable[[float], float], *, alpha: float) -> bool:
@@ -325,26 +329,16 @@ def one_run_trade_off_bound(
     alpha = _alpha(confidence)
     checks.probability(zero=False, one=False, delta=delta)
 
-    def bound(correct: int) -> float:
-        tally = CanaryGuesses(canaries=guesses.canaries, guesses=guesses.guesses, correct=correct)
-
+    def bound(tally: CanaryGuesses) -> float:
         def rejected(strength: float) -> bool:
             if strength > 0:
                 return rejects_curve(tally, known.least_false_positive_rate(strength), alpha=alpha)
-            return correct > 0 and rejects_curve(tally, lambda rate: rate, alpha=alpha)
+            return tally.correct > 0 and rejects_curve(tally, lambda rate: rate, alpha=alpha)
 
         strength = _max_rejected(rejected, largest=_LARGEST_STRENGTH)
         return known.epsilon(strength, delta) if strength > 0 else 0.0
 
-    return LowerBound(
-        method="one run, trade-off curve",
-        epsilon=bound(guesses.correct),
-        delta=delta,
-        confidence=confidence,
-        ceiling=bound(guesses.guesses),
-        family=known.name,
-        **vars(guesses),
-    )
+    return _shown("one run, trade-off curve", bound, guesses, delta=delta, confidence=confidence, family=known.name)
 
 
 def _max_rejected(rejected: Callable[[float], bool], *, largest: float) -> float:
@@ -371,15 +365,32 @@ def _alpha(confidence: float) -> float:
     return 1 - checks.probability(zero=False, one=False, confidence=confidence)
 
 
-def _checked(canaries: int, guesses: int, correct: int) -> None:
-    if checks.integer(0, guesses=guesses) > checks.integer(1, canaries=canaries):
-        raise InvalidArgument(f"guesses must be at most {canaries}, got {guesses}. One guess a canary.")
-    if checks.integer(0, correct=correct) > guesses:
-        raise InvalidArgument(f"correct must be at most {guesses}, got {correct}. Count only right guesses.")
+_Found = TypeVar("_Found", CanaryGuesses, "MembershipTrials")
+
+
+def _shown(
+    method: str,
+    bound: Callable[[_Found], float],
+    found: _Found,
+    *,
+    delta: float,
+    confidence: float,
+    family: str | None = None,
+) -> LowerBound:
+    """What a bound says of what was found, and of the best that could have been."""
+    return LowerBound(
+        method=method,
+        epsilon=bound(found),
+        delta=delta,
+        confidence=confidence,
+        ceiling=bound(found.perfect()),
+        family=family,
+        **vars(found.tally()),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Lower bounds on ε from many independent runs, with and without one record (room `audit`, floor 4; numpy and scipy).
+# Lower bounds on ε from many independent runs, with and without one record.
 #
 # References:
 #     Jagielski, Ullman and Oprea 2020 (Clopper-Pearson). Nasr et al. 2023, section 4 (trade-off curves).
@@ -411,6 +422,15 @@ class MembershipTrials:
     def correct(self) -> int:
         """Runs that were distinguished."""
         return self.without + self.including - self.false_positives - self.false_negatives
+
+    def perfect(self) -> "MembershipTrials":
+        """The same, had every run been distinguished."""
+        return replace(self, false_positives=0, false_negatives=0)
+
+    def tally(self) -> CanaryGuesses:
+        """Runs as canaries that were all guessed on."""
+        runs = self.without + self.including
+        return CanaryGuesses(canaries=runs, guesses=runs, correct=self.correct)
 
     def rates(self, confidence: float) -> tuple[float, float]:
         """Upper bounds on the false-positive and false-negative rates that hold together with `confidence`.
@@ -487,7 +507,7 @@ def clopper_pearson(found: MembershipTrials, *, delta: float, confidence: float 
         ]
         return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
 
-    return _bound("many runs, Clopper-Pearson", bound(found), bound(_perfect(found)), found, delta, confidence, None)
+    return _shown("many runs, Clopper-Pearson", bound, found, delta=delta, confidence=confidence)
 
 
 def gaussian_multi_run(found: MembershipTrials, *, delta: float, confidence: float = 0.95) -> LowerBound:
@@ -511,8 +531,8 @@ def gaussian_multi_run(found: MembershipTrials, *, delta: float, confidence: flo
         mu = gaussian_mu(one, confidence)
         return gaussian_epsilon(delta, mu)[0] if mu > 0 else 0.0
 
-    family = "Gaussian (μ-GDP)"
-    return _bound("many runs, Gaussian", bound(found), bound(_perfect(found)), found, delta, confidence, family)
+    family = GaussianTradeOffFamily().name
+    return _shown("many runs, Gaussian", bound, found, delta=delta, confidence=confidence, family=family)
 
 
 def gaussian_mu(found: MembershipTrials, confidence: float = 0.95) -> float:
@@ -549,9 +569,7 @@ def multi_run_trade_off_bound(
             low, high = (middle, high) if rejected(middle) else (low, middle)
         return family.epsilon(low, delta) if low > 0 else 0.0
 
-    return _bound(
-        "many runs, trade-off curve", bound(found), bound(_perfect(found)), found, delta, confidence, family.name
-    )
+    return _shown("many runs, trade-off curve", bound, found, delta=delta, confidence=confidence, family=family.name)
 
 
 def _upper(wrong: int, runs: int, alpha: float) -> float:
@@ -560,30 +578,3 @@ def _upper(wrong: int, runs: int, alpha: float) -> float:
 
 def _uppers(wrong: np.ndarray, runs: int, alpha: float) -> np.ndarray:
     return np.where(wrong == runs, 1.0, beta.ppf(1 - alpha, wrong + 1, np.maximum(runs - wrong, 1)))
-
-
-def _perfect(found: MembershipTrials) -> MembershipTrials:
-    return MembershipTrials(without=found.without, false_positives=0, including=found.including, false_negatives=0)
-
-
-def _bound(
-    method: str,
-    epsilon: float,
-    ceiling: float,
-    found: MembershipTrials,
-    delta: float,
-    confidence: float,
-    family: str | None,
-) -> LowerBound:
-    runs = found.without + found.including
-    return LowerBound(
-        method=method,
-        epsilon=epsilon,
-        delta=delta,
-        confidence=confidence,
-        ceiling=ceiling,
-        family=family,
-        canaries=runs,
-        guesses=runs,
-        correct=found.correct,
-    )

@@ -55,14 +55,17 @@ class Check:
         expected: the statistic's mean.
         measured: the statistic.
         tolerance: how far it may be off.
-        passed: whether it is not.
     """
 
     name: str
     expected: float
     measured: float
     tolerance: float
-    passed: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is not further off."""
+        return bool(abs(self.measured - self.expected) <= self.tolerance)
 
 
 class GradientObserver:
@@ -134,14 +137,7 @@ class GradientObserver:
 
 
 def _check(name: str, expected: float, measured: float, deviation: float) -> Check:
-    tolerance = _DEVIATIONS * deviation
-    return Check(
-        name=name,
-        expected=expected,
-        measured=measured,
-        tolerance=tolerance,
-        passed=bool(abs(measured - expected) <= tolerance),
-    )
+    return Check(name=name, expected=expected, measured=measured, tolerance=_DEVIATIONS * deviation)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,7 +209,7 @@ class AuditResult:
             "attacker": self.attacker,
             "canaries": self.canaries,
             "claim_rejected": self.claim_rejected,
-            "checks": [dict(vars(check)) for check in self.checks],
+            "checks": [vars(check) | {"passed": check.passed} for check in self.checks],
             "passed": self.passed,
             "seconds": self.seconds,
         }

@@ -4,7 +4,6 @@
 nothing of the private records but the private gradient, so the accountant of the plan charges all of it.
 """
 
-import json
 import math
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +18,7 @@ from sordino.errors import InvalidArgument
 from sordino.mechanisms.tensor_noise import standard_normal
 from sordino.optimizers import GradientFilter
 from sordino.randomness import KeyedRNG
+from sordino.research.noise_schedules import policy_from_json, policy_to_json
 from sordino.schedules import ListSchedule
 from sordino.training import Plan
 
@@ -26,7 +26,6 @@ _INPUTS, _HIDDEN = 3, 4
 _WEIGHTS = _INPUTS + _HIDDEN * (_INPUTS + 2)  # straight path; for each hidden unit its inputs, offset and output
 _IDENTITY = (1.0, 0.0, 0.0, *(0.0 for _ in range(_WEIGHTS - _INPUTS)))
 _FAST, _SLOW = 0.5, 0.9
-_SCHEMA = 1
 
 
 @final
@@ -161,28 +160,12 @@ class LearnedPolicy:
 
     def to_json(self) -> str:
         """The policy as JSON."""
-        return json.dumps({"schema": _SCHEMA, **asdict(self)})
+        return policy_to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """What `to_json` wrote; anything else raises `InvalidArgument`."""
-        try:
-            body = json.loads(text)
-        except json.JSONDecodeError:
-            body = None
-        names = {item.name for item in fields(cls)}
-        if not isinstance(body, dict) or set(body) != {"schema", *names} or body["schema"] != _SCHEMA:
-            raise InvalidArgument(
-                f"policy must be JSON with {', '.join(sorted(names))}, schema {_SCHEMA}. Check the file."
-            )
-        return cls(
-            steps=body["steps"],
-            sample_rate=body["sample_rate"],
-            noise_shape=tuple(body["noise_shape"]),
-            max_grad_norm=tuple(body["max_grad_norm"]),
-            learning_rate=tuple(body["learning_rate"]),
-            update=tuple(body["update"]),
-        )
+        return policy_from_json(cls, text)
 
 
 def learn_policy(

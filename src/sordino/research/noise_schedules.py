@@ -7,8 +7,8 @@ import copy
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Self, cast
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -288,6 +288,7 @@ def _gamma(condition_number: float, learning_rate: float = 1.0) -> float:
 
 
 _SCHEMA = 1
+_Policy = TypeVar("_Policy")
 _SLOWEST = 0.03  # of the learning rate that was given; the learned one stays within this factor and its inverse
 
 
@@ -330,27 +331,29 @@ class LearnedSchedule:
 
     def to_json(self) -> str:
         """The policy as JSON."""
-        return json.dumps(
-            {
-                "schema": _SCHEMA,
-                "noise_multiplier": list(self.noise_multiplier),
-                "learning_rate": list(self.learning_rate),
-            }
-        )
+        return policy_to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """What `to_json` wrote; anything else raises `InvalidArgument`."""
+        return policy_from_json(cls, text)
+
+
+def policy_to_json(policy: object) -> str:
+    """A dataclass of numbers and tuples of numbers as JSON."""
+    return json.dumps({"schema": _SCHEMA, **asdict(cast("Any", policy))})
+
+
+def policy_from_json(kind: type[_Policy], text: str) -> _Policy:
+    """What `policy_to_json` wrote of a `kind`; anything else raises `InvalidArgument`."""
+    try:
         body = json.loads(text)
-        if (
-            not isinstance(body, dict)
-            or set(body) != {"schema", "noise_multiplier", "learning_rate"}
-            or body["schema"] != _SCHEMA
-        ):
-            raise InvalidArgument(
-                f"policy must be JSON with noise_multiplier and learning_rate, schema {_SCHEMA}. Check the file."
-            )
-        return cls(noise_multiplier=tuple(body["noise_multiplier"]), learning_rate=tuple(body["learning_rate"]))
+    except json.JSONDecodeError:
+        body = None
+    names = {item.name for item in fields(cast("Any", kind))}
+    if not isinstance(body, dict) or set(body) != {"schema", *names} or body.pop("schema") != _SCHEMA:
+        raise InvalidArgument(f"policy must be JSON with {', '.join(sorted(names))}, schema {_SCHEMA}. Check the file.")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in body.items()})
 
 
 def learn_schedule(
