@@ -240,7 +240,7 @@ def _asked(
         return _answer(chosen, event, question)
     refusal: AccountingError | None = None
     best: Interval | None = None
-    loose = flatten(event, neighboring_relation).upper_bound_only
+    only_bounded = flatten(event, neighboring_relation).upper_bound_only
     for known in _CURRENT:
         if known.automatic and _supports(known, event, neighboring_relation):
             try:
@@ -253,7 +253,7 @@ def _asked(
             best = answer if best is None or answer.upper < best.upper else best
             best = replace(best, lower=min(lower, best.upper))
             # Where every accountant works from an upper bound of its own, all are asked for the smallest.
-            if not loose and best.width <= _NARROW * best.upper:
+            if not only_bounded and best.width <= _NARROW * best.upper:
                 return best
     if best is not None:
         return best

@@ -51,18 +51,20 @@ def equal_steps_epsilon(sample_rate: float, shift: float, count: int, delta: flo
     """Certified bounds on ε at δ over both directions, or None: ask `contour`."""
     if not 1e-12 < sample_rate < 0.5 or not 1e-3 <= shift <= 5 or count < 50 or not 1e-300 < delta < 0.01:
         return None
-    course = _course(sample_rate, shift, count, delta)
-    if course is None:
+    parameters = _steer(sample_rate, shift, count, delta)
+    if parameters is None:
         return None
     log_delta = math.log(delta)
-    line = EqualStepsIntegral.laid(sample_rate, shift, count, course, log_delta, removing=True, tolerance=_TOLERANCE)
-    bounds = None if line is None else _inverted(line, course.epsilon, delta)
+    line = EqualStepsIntegral.build(
+        sample_rate, shift, count, parameters, log_delta, removing=True, tolerance=_TOLERANCE
+    )
+    bounds = None if line is None else _inverted(line, parameters.epsilon, delta)
     if bounds is None or bounds[1] - bounds[0] > 1e-6 * bounds[1]:
         return None
     # An upper bound needs no guard: aliases only raise the sum, here by about e^{−8} of δ.
-    period = min(course.period, (8 - log_delta) / course.lam)
-    other = replace(course, epsilon=bounds[0], period=period, guard=course.lam * (1 + 1e-9))
-    added = EqualStepsIntegral.laid(sample_rate, shift, count, other, log_delta, removing=False, tolerance=_ROUGH)
+    period = min(parameters.period, (8 - log_delta) / parameters.lam)
+    other = replace(parameters, epsilon=bounds[0], period=period, guard=parameters.lam * (1 + 1e-9))
+    added = EqualStepsIntegral.build(sample_rate, shift, count, other, log_delta, removing=False, tolerance=_ROUGH)
     if added is None or added.bounds(np.array([bounds[0]]))[1][0] > delta:
         return None
     return bounds
@@ -71,7 +73,7 @@ def equal_steps_epsilon(sample_rate: float, shift: float, count: int, delta: flo
 # ── steering: nothing here is part of the certificate ───────────────────────────────────────────────────────
 
 
-def _course(rate: float, shift: float, count: int, delta: float) -> _ContourParameters | None:
+def _steer(rate: float, shift: float, count: int, delta: float) -> _ContourParameters | None:
     """λ at the saddle and the shortest period, from two passes over a coarse grid."""
     log_delta = math.log(delta)
     # Of a step's loss the bulk's variance is at least E[(w − 1)²]; the ladder goes down from there.
@@ -159,38 +161,40 @@ class EqualStepsIntegral:
         `bounds` contains the exact δ(ε) of the direction, by the argument of `contour` and `mixture_line`.
     """
 
-    def __init__(self, rate: float, shift: float, count: int, course: _ContourParameters, *, removing: bool) -> None:
+    def __init__(
+        self, rate: float, shift: float, count: int, parameters: _ContourParameters, *, removing: bool
+    ) -> None:
         self._rate, self._shift, self._count, self._removing = rate, shift, count, removing
-        self._course, self._lam = course, course.lam
-        self._a = course.lam + 1 if removing else -course.lam
+        self._parameters, self._lam = parameters, parameters.lam
+        self._a = parameters.lam + 1 if removing else -parameters.lam
 
     @classmethod
-    def laid(
+    def build(
         cls,
         rate: float,
         shift: float,
         count: int,
-        course: _ContourParameters,
+        parameters: _ContourParameters,
         log_delta: float,
         *,
         removing: bool,
         tolerance: float,
     ) -> "EqualStepsIntegral | None":
         """The line with its certificate, or None where a short cut doesn't hold."""
-        line = cls(rate, shift, count, course, removing=removing)
-        cancelled = math.exp(max(-40.0, min(0.0, log_delta - course.exponent)))
+        line = cls(rate, shift, count, parameters, removing=removing)
+        cancelled = math.exp(max(-40.0, min(0.0, log_delta - parameters.exponent)))
         accuracy = max(1e-22, 1e-3 * tolerance * cancelled / count)
         goal = math.log(tolerance) + log_delta
         # |φ|^T is about a Gaussian's, so that the cut-off is nearly known; the bound decides.
-        scale = math.sqrt(max(-2 * (goal - course.exponent) - 4, 8.0) / course.variance)
+        scale = math.sqrt(max(-2 * (goal - parameters.exponent) - 4, 8.0) / parameters.variance)
         if not line._placed(_WIDEST * scale, accuracy) or not line._summed():
             return None
-        cutoff = line._cutoff(scale, goal + course.lam * course.epsilon + math.log(math.pi))
+        cutoff = line._cutoff(scale, goal + parameters.lam * parameters.epsilon + math.log(math.pi))
         return line if cutoff is not None and line._evaluated(cutoff) else None
 
     def _placed(self, largest_u: float, accuracy: float) -> bool:
         """Nodes in y: the strip's errors and the range, as in `GaussianMixtureCharacteristicFunction`."""
-        lam, guard, shift = self._lam, self._course.guard, self._shift
+        lam, guard, shift = self._lam, self._parameters.guard, self._shift
         alphas = min(0.98 * math.pi / shift, 40.0) * _ALPHAS
         self._alphas = alphas
         self._penalty = alphas * alphas / 2
@@ -219,7 +223,7 @@ class EqualStepsIntegral:
 
     def _summed(self) -> bool:
         """K at the line and at its guard, with their errors; the tilted distribution's mean and the rounding of φ."""
-        guard = self._course.guard
+        guard = self._parameters.guard
         a = np.array([[self._a], [guard + 1 if self._removing else -guard]])
         exponent = a * self._loss
         if float(exponent.max()) > 500:
@@ -252,7 +256,7 @@ class EqualStepsIntegral:
         self._p = p = weights / float(weights.sum())
         loss = self._loss if self._removing else -self._loss
         self._mean = float(p @ loss)
-        self._centred = centered = loss - self._mean
+        self._centered = centered = loss - self._mean
         size = np.abs(centered)
         # A sum in any order errs by at most one unit for each term.
         relative = (16 * abs(self._a)) * sensitivity + 8 * self._square + (48 + p.size)
@@ -263,7 +267,7 @@ class EqualStepsIntegral:
         """The first of a few multiples of `scale` where the bound on |φ| for all larger u is small enough."""
         shift, lam, count = self._shift, self._lam, self._count
         quarter = math.pi / (2 * shift)
-        slope = math.sqrt(self._course.variance / count)
+        slope = math.sqrt(self._parameters.variance / count)
         beta = np.minimum(_SHIFTS * (scale * slope), 0.72 * min(quarter, 12.0))[:, None]
         hit = self._excess + self._rate
         real, imaginary = (1 - self._rate) + hit * np.cos(shift * beta), hit * np.sin(shift * beta)
@@ -281,7 +285,7 @@ class EqualStepsIntegral:
         if not found.size:
             return None
         self._log_tail = float(tails[found[0]]) - math.log(math.pi)
-        self._spacing = 2 * math.pi / self._course.period
+        self._spacing = 2 * math.pi / self._parameters.period
         self._lowest_u = float(u[found[0]])
         return self._lowest_u if lam > 0 else None
 
@@ -304,7 +308,7 @@ class EqualStepsIntegral:
         count, lam = self._count, self._lam
         u = self._spacing * np.arange(nodes, dtype=np.float64)
         # e^{ix} − 1 = 2t(i − t)/(1 + t²) with t = tan(x/2): one transcendental, and relative accuracy at small x.
-        tangent = np.tan(np.multiply.outer(u / 2, self._centred))
+        tangent = np.tan(np.multiply.outer(u / 2, self._centered))
         ratio = tangent / (1 + tangent * tangent)
         real, imaginary = -2 * ((tangent * ratio) @ self._p), 2 * (ratio @ self._p)
         square = real * (2 + real) + imaginary * imaginary
@@ -320,7 +324,7 @@ class EqualStepsIntegral:
         log_kernel: ComplexArray = -np.log(s * (s + 1))
         self._u, self._s = u, s
         self._node: ComplexArray = (count * log_modulus + log_kernel.real) + 1j * (count * phase + log_kernel.imag)
-        weight = np.full(nodes, 2 / self._course.period)
+        weight = np.full(nodes, 2 / self._parameters.period)
         weight[0] /= 2
         self._weight = weight
         size = weight * np.exp(self._node.real)
@@ -338,7 +342,7 @@ class EqualStepsIntegral:
 
     def bounds(self, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Certified [δ_lower, δ_upper] at each ε."""
-        count, lam, period = self._count, self._lam, self._course.period
+        count, lam, period = self._count, self._lam, self._parameters.period
         log_mgf, mean = count * self._log_mgf, count * self._mean
         scale = np.exp(np.minimum(log_mgf - lam * epsilon, 700.0))
         node: ComplexArray = np.exp(self._node + 1j * np.multiply.outer(mean - epsilon, self._u))
@@ -351,8 +355,8 @@ class EqualStepsIntegral:
         inner = 1.02 * scale * (rounding + moved)
         numeric = inner + 1.02 * np.expm1(np.minimum(common, 700.0)) * (np.abs(value) + inner)
         above = numeric + np.exp(np.minimum(self._log_tail - lam * epsilon, 0.0))
-        gap = self._course.guard - lam
-        right = count * (self._guard_mgf + self._guard_error) - self._course.guard * epsilon - gap * period
+        gap = self._parameters.guard - lam
+        right = count * (self._guard_mgf + self._guard_error) - self._parameters.guard * epsilon - gap * period
         alias = math.exp(-lam * period) / -math.expm1(-lam * period)
         alias = alias + np.exp(np.minimum(right, 0.0)) / -math.expm1(-gap * period)
         return np.maximum(value - above - alias, 0.0), np.minimum(value + above, 1.0)

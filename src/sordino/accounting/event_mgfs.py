@@ -130,7 +130,7 @@ class GaussianMixtureCharacteristicFunction:
         needed = self._penalty + self.largest_u * self.pair.max_shift * self._alphas + math.log(4 / self.tolerance)
         return float(np.max(2 * math.pi * self._alphas / needed))
 
-    def discretisation_error(self, u: FloatArray) -> FloatArray:
+    def discretization_error(self, u: FloatArray) -> FloatArray:
         """Bound relative to e^{K(λ)} at each u."""
         exponent = (
             math.log(4)
@@ -234,7 +234,7 @@ class GaussianMixtureCharacteristicFunction:
         else:
             moved = float(np.sum(self._probabilities * (self._exponent_error(y) + 4 * y * y)))
             rounding = _SUMMATION + moved + 4 * abs(log_mgf)
-        discretized = float(self.discretisation_error(np.zeros(1))[0])
+        discretized = float(self.discretization_error(np.zeros(1))[0])
         return 1.01 * (UNIT_ROUNDOFF * (rounding + abs(log_mgf)) + discretized + self._truncation)
 
     def _exponent_error(self, y: FloatArray) -> FloatArray:
@@ -304,8 +304,8 @@ class GaussianMixtureCharacteristicFunction:
         log_modulus = np.where(square > -0.75, np.log1p(np.maximum(square, -0.75)) / 2, small)
         log_phi = log_modulus + 1j * np.arctan2(imaginary, 1 + real)
         dropped = 2e-24 * self._nodes.size
-        fixed = 2 * self._truncation + dropped + float(self.discretisation_error(np.zeros(1))[0])
-        error = self.discretisation_error(u) + fixed + self._rounding_rate * u + matrix_error
+        fixed = 2 * self._truncation + dropped + float(self.discretization_error(np.zeros(1))[0])
+        error = self.discretization_error(u) + fixed + self._rounding_rate * u + matrix_error
         return log_phi, np.where(u > 0, 1.01 * error, 0.0)
 
     def decay(self) -> Callable[[float], float]:

@@ -69,7 +69,7 @@ def _normalized(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))
 
 
-class _Centred(nn.Module):
+class _Centered(nn.Module):
     def __init__(self, weight: float) -> None:
         super().__init__()
         self.l, self.by = nn.Linear(5, 3), weight
@@ -150,8 +150,8 @@ _coupled(
     lambda: _normalized(nn.BatchNorm1d(4).requires_grad_(requires_grad=False)),
     _mean,
 )
-_coupled("a batch mean inside the model", lambda: _Centred(1.0), _mean)
-_coupled("a batch mean of weight 1e-6 inside the model", lambda: _Centred(1e-6), _mean)
+_coupled("a batch mean inside the model", lambda: _Centered(1.0), _mean)
+_coupled("a batch mean of weight 1e-6 inside the model", lambda: _Centered(1e-6), _mean)
 _coupled("an in-batch contrastive loss", lambda: nn.Linear(5, 4), _contrast)
 _coupled("records mixed in the loop", _three, _mixup)
 _coupled("class weights with a mean over the batch", _three, _weighted)
