@@ -47,7 +47,6 @@ __all__ = [
     "NetworkSpec",
     "TrainingConfig",
     "accuracy",
-    "evaluation_mode",
     "noise_limited_learning_rate",
     "non_private_baseline",
     "recommend_config",

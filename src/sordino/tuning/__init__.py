@@ -2,8 +2,8 @@
 
     tune                 many private runs, one winner, one charge made before the first of them
     RandomStopping, …    how many runs, or how to choose among all
-    tune_on_subsample         settings from small samples, then one run on everything
-    transfer             settings from public records, then one private run: nothing of the search is charged
+    tune_on_subsample    settings from small samples, then one run on everything
+    tune_on_public_data  settings from public records, then one private run: nothing of the search is charged
     PrivateRandomSearch  the same over estimators, as scikit-learn calls it
     recommend_settings   batch size, steps, noise, clipping and learning rate by published rules, without data
 
@@ -33,8 +33,14 @@ if TYPE_CHECKING:
     )
     from sordino.tuning.random_search import PrivateRandomSearch
     from sordino.tuning.recommended_settings import RecommendedSettings, recommend_settings
-    from sordino.tuning.search import PrivateScore, TrialBudget, TuningResult, tune
-    from sordino.tuning.two_stage import tune_on_public_data, tune_on_subsample
+    from sordino.tuning.search import (
+        PrivateScore,
+        TrialBudget,
+        TuningResult,
+        tune,
+        tune_on_public_data,
+        tune_on_subsample,
+    )
 
 __all__ = [
     "Choice",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ __all__ = [
     "Prior",
     "RandomStopping",
     "SearchSpace",
+    "Selection",
     "ThresholdStopping",
     "Uniform",
 ]
@@ -393,11 +394,43 @@ def _gamma(mean: float, shape: float) -> float:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_MECHANISMS = ("exponential", "laplace", "permute-and-flip")
+_MECHANISMS: Mapping[str, Callable[..., ExponentialMechanism | ReportNoisyMax | PermuteAndFlip]] = {
+    "exponential": ExponentialMechanism,
+    "laplace": partial(ReportNoisyMax, noise="laplace"),
+    "permute-and-flip": PermuteAndFlip,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialSelection:
+class Selection:
+    """Train every candidate, then choose one by its score on the records."""
+
+    candidates: int = 10
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.integer(1, candidates=self.candidates)
+        checks.positive(epsilon=self.epsilon)
+
+    @property
+    def choice(self) -> Event:
+        """The event of one choice."""
+        return BoundedRange(epsilon=self.epsilon)
+
+    def event(self, run: Event) -> Event:
+        """What everything does, when one run does `run`."""
+        return Composed(events=(SelfComposed(event=run, count=self.candidates), self.choice))
+
+    def check_candidates(self, configs: Sequence[Config]) -> None:
+        """Refuse settings that a choice can't be made among, before a record is read."""
+
+    def choose(self, scores: Sequence[float], configs: Sequence[Config], rng: KeyedRNG) -> int:
+        """The index of the chosen candidate."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialSelection(Selection):
     """Train every candidate, then choose one with probability growing with its score on the records.
 
     Guarantee: ``event(run)``: all runs, and one choice, when one privacy unit moves every score by at most
@@ -416,42 +449,28 @@ class ExponentialSelection:
         Composed(events=(SelfComposed(event=PureDP(epsilon=0.2), count=3), BoundedRange(epsilon=0.1)))
     """
 
-    candidates: int = 10
-    epsilon: float = 0.1
     sensitivity: float = 1.0
     mechanism: str = "exponential"
     monotone: bool = False
 
     def __post_init__(self) -> None:
-        checks.integer(1, candidates=self.candidates)
-        checks.positive(epsilon=self.epsilon)
+        super().__post_init__()
         checks.positive(sensitivity=self.sensitivity)
         checks.one_of(_MECHANISMS, mechanism=self.mechanism)
 
-    def event(self, run: Event) -> Event:
-        """What everything does, when one run does `run`."""
-        exponential = self.mechanism == "exponential"
-        choice = BoundedRange(epsilon=self.epsilon) if exponential else PureDP(epsilon=self.epsilon)
-        return Composed(events=(SelfComposed(event=run, count=self.candidates), choice))
+    @property
+    def choice(self) -> Event:
+        """The event of one choice."""
+        return super().choice if self.mechanism == "exponential" else PureDP(epsilon=self.epsilon)
 
-    def check_candidates(self, configs: Sequence[Config]) -> "ExponentialSelection":
-        """Ready for these settings; what it wants of each is asked before a record is read."""
-        del configs
-        return self
-
-    def choose(self, scores: Sequence[float], configs: Sequence[Config], rng: KeyedRNG) -> int:
-        """The position of the chosen candidate."""
-        del configs
-        parts = {"epsilon": self.epsilon, "sensitivity": self.sensitivity, "rng": rng}
-        if self.mechanism == "permute-and-flip":
-            return PermuteAndFlip(monotone=self.monotone, **parts).release(scores)
-        if self.mechanism == "laplace":
-            return ReportNoisyMax(monotone=self.monotone, noise="laplace", **parts).release(scores)
-        return ExponentialMechanism(monotone=self.monotone, **parts).release(scores)
+    def choose(self, scores: Sequence[float], configs: Sequence[Config], rng: KeyedRNG) -> int:  # noqa: ARG002
+        """The index of the chosen candidate."""
+        parts = {"epsilon": self.epsilon, "sensitivity": self.sensitivity, "monotone": self.monotone, "rng": rng}
+        return _MECHANISMS[self.mechanism](**parts).release(scores)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneralizedExponentialSelection:
+class GeneralizedExponentialSelection(Selection):
     """Train every candidate, then choose by the generalized exponential mechanism: each score has a sensitivity.
 
     For scores that are sums of losses, whose bound differs with the settings, a candidate with a small bound is chosen
@@ -470,26 +489,14 @@ class GeneralizedExponentialSelection:
     """
 
     sensitivity: Callable[[Config], float]
-    candidates: int = 10
-    epsilon: float = 0.1
 
-    def __post_init__(self) -> None:
-        checks.integer(1, candidates=self.candidates)
-        checks.positive(epsilon=self.epsilon)
-
-    def event(self, run: Event) -> Event:
-        """What everything does, when one run does `run`."""
-        choice = BoundedRange(epsilon=self.epsilon)
-        return Composed(events=(SelfComposed(event=run, count=self.candidates), choice))
-
-    def check_candidates(self, configs: Sequence[Config]) -> "GeneralizedExponentialSelection":
-        """Ready for these settings; what it wants of each is asked before a record is read."""
+    def check_candidates(self, configs: Sequence[Config]) -> None:
+        """Ask for the sensitivity of each of these settings."""
         for config in configs:
             checks.positive(sensitivity=self.sensitivity(config))
-        return self
 
     def choose(self, scores: Sequence[float], configs: Sequence[Config], rng: KeyedRNG) -> int:
-        """The position of the chosen candidate; an error is a score with its sign changed."""
+        """The index of the chosen candidate; an error is a score with its sign changed."""
         mechanism = GeneralizedExponentialMechanism(
             epsilon=self.epsilon,
             sensitivities=tuple(float(self.sensitivity(config)) for config in configs),

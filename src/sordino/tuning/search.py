@@ -22,7 +22,7 @@ from sordino import accounting, checks
 from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.estimators.base import check_single_process
-from sordino.events import ApproximateDP, Event, Gaussian, PoissonSampled, compose, describe_sampling
+from sordino.events import ApproximateDP, Composed, Event, Gaussian, PoissonSampled, compose, describe_sampling
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms.samplers import laplace, normal
 from sordino.randomness import KeyedRNG, RandomStream
@@ -33,6 +33,7 @@ from sordino.tuning.methods import (
     PoissonStopping,
     RandomStopping,
     SearchSpace,
+    Selection,
     ThresholdStopping,
 )
 
@@ -45,13 +46,10 @@ __all__ = [
     "TrialBudget",
     "TuningBudget",
     "TuningResult",
-    "charge_search",
-    "delta_divisor",
-    "draw_config",
-    "run_trial",
     "select_winner",
-    "suppress_output",
     "tune",
+    "tune_on_public_data",
+    "tune_on_subsample",
 ]
 
 
@@ -83,7 +81,7 @@ class _Nowhere(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def suppress_output() -> Iterator[None]:
+def _suppress_output() -> Iterator[None]:
     """Nothing is written to standard output or error, logged or warned inside."""
     before = logging.root.manager.disable
     with (
@@ -99,7 +97,7 @@ def suppress_output() -> Iterator[None]:
             logging.disable(before)
 
 
-def run_trial(train: Callable[[], tuple[Model, float]], config: Config) -> Trial[Model]:
+def _run_trial(train: Callable[[], tuple[Model, float]], config: Config) -> Trial[Model]:
     """A run that counts whatever happens: an exception, or no model, is a run with the worst score.
 
     The exception's text is dropped, as it may quote a record.
@@ -279,7 +277,7 @@ class TuningBudget:
         )
 
 
-def declared_budget(target_epsilon: float | None, delta: float | None) -> tuple[float, float]:
+def _declared_budget(target_epsilon: float | None, delta: float | None) -> tuple[float, float]:
     """(ε, δ) of everything, which must be said."""
     if target_epsilon is None or delta is None:
         raise MissingDeclaration("target_epsilon and delta must be declared, of everything together. Give both.")
@@ -385,12 +383,12 @@ def tune(
     References:
         Papernot, Steinke 2022; docs/proofs/tuning-profiles.md.
     """
-    epsilon, slack = declared_budget(target_epsilon, delta)
+    epsilon, slack = _declared_budget(target_epsilon, delta)
     chosen = RandomStopping() if method is None else method
     checks.integer(1, workers=workers)
     neighboring_relation = NeighboringRelation(neighboring_relation)
     rng = KeyedRNG() if rng is None else rng
-    if isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection):
+    if isinstance(chosen, Selection):
         if not isinstance(space, SearchSpace):
             chosen = replace(chosen, candidates=checks.integer(1, candidates=len(space)))
         if score is not None or subsample < 1:
@@ -401,7 +399,7 @@ def tune(
     budget = TuningBudget(
         epsilon=epsilon,
         delta=slack,
-        divides=delta_divisor(chosen),
+        divides=_delta_divisor(chosen),
         run=run_event,
         score=score,
         subsample=subsample,
@@ -411,25 +409,23 @@ def tune(
     noise = budget.min_noise_multiplier(chosen.event)
     event = chosen.event(budget.trial_event(noise))
     configs = _configs(chosen, space, rng)
-    if isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection):
+    if isinstance(chosen, Selection):
         chosen.check_candidates(configs)
-    guarantee = charge_search(
+    guarantee = _charge_search(
         event, budget, privacy_unit=privacy_unit, ledger=ledger, rng=rng, sampler=budget.training_event(noise)
     )
-    with suppress_output():
-        winner = select_winner(train, chosen, configs, space, budget, noise, rng, workers)
-    inside = isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection)
+    winner = select_winner(train, chosen, configs, space, budget, noise, rng, workers)
     return TuningResult(
         model=None if winner is None else winner.model,
-        config={} if winner is None or winner.failed else winner.config,
-        score=None if inside or winner is None or winner.failed else winner.score,
+        config={} if winner is None else winner.config,
+        score=None if isinstance(chosen, Selection) or winner is None else winner.score,
         guarantee=guarantee,
         event=event,
         trial_budget=budget.trial_budget(noise),
     )
 
 
-def charge_search(
+def _charge_search(
     event: Event,
     budget: TuningBudget,
     *,
@@ -461,7 +457,7 @@ def charge_search(
     )
 
 
-def draw_config(space: Space, rng: KeyedRNG) -> Config:
+def _draw_config(space: Space, rng: KeyedRNG) -> Config:
     """One setting of everything, drawn afresh."""
     stream = rng.new_stream("tuning settings")
     if isinstance(space, SearchSpace):
@@ -470,7 +466,7 @@ def draw_config(space: Space, rng: KeyedRNG) -> Config:
     return dict(space[min(len(space) - 1, int(float(stream.uniform(1)[0]) * len(space)))])
 
 
-def delta_divisor(method: Method) -> float:
+def _delta_divisor(method: Method) -> float:
     """By how much δ is divided between the runs of a method."""
     match method:
         case RandomStopping():
@@ -494,8 +490,8 @@ def _configs(method: Method, space: Space, rng: KeyedRNG) -> list[Config]:
             return [dict(config) for config in space]
         case _:
             count = method.candidates
-    draw_config(space, rng)
-    return [draw_config(space, rng) for _ in range(count)]
+    _draw_config(space, rng)
+    return [_draw_config(space, rng) for _ in range(count)]
 
 
 def select_winner(
@@ -508,21 +504,20 @@ def select_winner(
     rng: KeyedRNG,
     workers: int,
 ) -> Trial[Model] | None:
-    """All runs, and the one that leaves, if any."""
+    """All runs, without output, and the one that leaves, if any; one that failed is none."""
     one = partial(_trial, train, budget=budget, noise=noise, rng=rng)
-    if isinstance(method, ThresholdStopping):
-        return _until(one, method, space, rng)
-    if isinstance(method, RandomStopping | PoissonStopping):
-        best: Trial[Model] | None = None
-        for trial in _all(one, configs, workers):
+    with _suppress_output():
+        if isinstance(method, ThresholdStopping):
+            return _until(one, method, space, rng)
+        trials = _all(one, configs, workers)
+        if not isinstance(method, Selection):
             # Of equal scores the first stays: runs are alike, so that this is a fair lot.
-            best = trial if best is None or trial.score > best.score else best
-        return best
-    trials = [trial for trial in _all(one, configs, workers) if not trial.failed]
-    if not trials:
-        return None
-    place = method.choose([trial.score for trial in trials], [trial.config for trial in trials], rng)
-    return trials[place]
+            best = max(trials, key=lambda trial: trial.score, default=None)
+            return None if best is None or best.failed else best
+        trials = [trial for trial in trials if not trial.failed]
+        if not trials:
+            return None
+        return trials[method.choose([trial.score for trial in trials], [trial.config for trial in trials], rng)]
 
 
 def _all(one: Callable[[Config], Trial[Model]], configs: Sequence[Config], workers: int) -> Iterable[Trial[Model]]:
@@ -536,7 +531,7 @@ def _until(
     one: Callable[[Config], Trial[Model]], method: ThresholdStopping, space: Space, rng: KeyedRNG
 ) -> Trial[Model] | None:
     while True:
-        trial = one(draw_config(space, rng))
+        trial = one(_draw_config(space, rng))
         if not trial.failed and trial.score >= method.threshold:
             return trial
         if method.ends(rng.new_stream("tuning end")):
@@ -545,7 +540,7 @@ def _until(
 
 def _trial(train: Train[Model], config: Config, *, budget: TuningBudget, noise: float, rng: KeyedRNG) -> Trial[Model]:
     """One run, whatever happens in it."""
-    seed = int(rng.new_stream("tuning seed").integers64(1)[0] % _SEEDS) if rng.reproducible else None
+    seed = _seed(rng)
     number = int(rng.new_stream("tuning subset").integers64(1)[0] >> 1)
     mask = partial(rng.stream, "tuning subset", step=number)
     share = budget.trial_budget(noise, seed=seed, mask=mask)
@@ -557,4 +552,223 @@ def _trial(train: Train[Model], config: Config, *, budget: TuningBudget, noise: 
         gaussian = budget.run is not None
         return model, budget.score.noisy(float(found), rng.new_stream("tuning score"), gaussian=gaussian)
 
-    return run_trial(train_and_score, config)
+    return _run_trial(train_and_score, config)
+
+
+def _seed(rng: KeyedRNG) -> int | None:
+    """In a repeatable search a number of this run's own."""
+    return int(rng.new_stream("tuning seed").integers64(1)[0] % _SEEDS) if rng.reproducible else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings from small samples, then one run on everything.
+#
+# Every run of the search reads a Poisson sample of its own, so that what the search costs is small, and most of the
+# budget is left for the one run that counts. Koskela and Kulkarni draw one sample for all runs; with one for each, the
+# run on its sample is what is selected, and the bounds of private selection see the amplified cost.
+#
+# References:
+#     Koskela, Kulkarni 2023, "Practical differentially private hyperparameter tuning with subsampling".
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Final = TypeVar("Final")
+
+
+def tune_on_subsample(
+    train: Train[Model],
+    final: Callable[[Config, TrialBudget], Final],
+    space: Space,
+    *,
+    target_epsilon: float | None = None,
+    delta: float | None = None,
+    subsample: float = 0.1,
+    tuning_fraction: float = 0.3,
+    method: RandomStopping | PoissonStopping | ThresholdStopping | None = None,
+    run_event: Callable[[float], Event] | None = None,
+    final_event: Callable[[float], Event] | None = None,
+    score: PrivateScore | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
+    ledger: Account | Reservation | None = None,
+    rng: KeyedRNG | None = None,
+) -> TuningResult[Final]:
+    """Search settings on samples of the records, train once on all of them, and charge both.
+
+    Guarantee: as of `tune`, for the search and the final model together. `train` must read the records of
+    ``share.subset(n)`` only, its score included.
+
+    Args:
+        train: as in `tune`, on ``share.subset(n)``.
+        final: (settings, share) ↦ the model that is kept, trained on all records. Settings that depend on the number
+            of records (a batch size, the weight of a penalty on a sum) are scaled here.
+        space: as in `tune`.
+        target_epsilon: ε of everything. Required.
+        delta: δ of everything. Required.
+        subsample: rate in (0, 1) of each run's own Poisson sample.
+        tuning_fraction: share in (0, 1) of ε that the search may spend; the final run gets what is left.
+        method: a way of stopping, `RandomStopping` if not given.
+        run_event: as in `tune`, for one run of the search.
+        final_event: the same for the final one.
+        score: as in `tune`.
+        neighboring_relation: as in `tune`; not replace-one.
+        privacy_unit: as in `tune`.
+        ledger: as in `tune`.
+        rng: as in `tune`.
+
+    Returns:
+        The final model with the settings it was trained with. When no run gave any, they are drawn afresh.
+
+    Example:
+        >>> def train(config, share):
+        ...     return "small", float(config["a"]) + share.subset(1000).mean()
+        >>> tuned = tune_on_subsample(
+        ...     train, lambda config, share: "large", SearchSpace({"a": [0, 5]}), target_epsilon=1.0, delta=1e-6
+        ... )
+        >>> tuned.model, tuned.guarantee.epsilon <= 1, tuned.trial_budget.epsilon > 0.65
+        ('large', True, True)
+    """
+    epsilon, slack = _declared_budget(target_epsilon, delta)
+    checks.probability(zero=False, one=False, subsample=subsample)
+    checks.probability(zero=False, one=False, tuning_fraction=tuning_fraction)
+    chosen = RandomStopping() if method is None else method
+    neighboring_relation = NeighboringRelation(neighboring_relation)
+    rng = KeyedRNG() if rng is None else rng
+    search = TuningBudget(
+        epsilon=tuning_fraction * epsilon,
+        delta=slack / 2,
+        divides=_delta_divisor(chosen),
+        run=run_event,
+        score=score,
+        subsample=subsample,
+        neighboring_relation=neighboring_relation,
+    )
+    noise = search.min_noise_multiplier(chosen.event)
+    first = chosen.event(search.trial_event(noise))
+    # Half of δ is the search's, and of the rest a half is the accountant's.
+    whole = TuningBudget(
+        epsilon=epsilon,
+        delta=slack,
+        divides=2.0,
+        run=final_event,
+        score=None,
+        subsample=1.0,
+        neighboring_relation=neighboring_relation,
+    )
+    rest = whole.min_noise_multiplier(lambda last: Composed(events=(first, last)))
+    event = Composed(events=(first, whole.trial_event(rest)))
+    guarantee = _charge_search(
+        event,
+        whole,
+        privacy_unit=privacy_unit,
+        ledger=ledger,
+        rng=rng,
+        sampler=whole.training_event(rest),
+    )
+    count = 0 if isinstance(chosen, ThresholdStopping) else chosen.draw(rng.new_stream("tuning count"))
+    configs = [_draw_config(space, rng) for _ in range(count)]
+    found = select_winner(train, chosen, configs, space, search, noise, rng, 1)
+    config = _draw_config(space, rng) if found is None else found.config
+    share = whole.trial_budget(rest, seed=_seed(rng))
+    return TuningResult(
+        model=final(dict(config), share),
+        config=config,
+        score=None if found is None else found.score,
+        guarantee=guarantee,
+        event=event,
+        trial_budget=share,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings from public records, then one private run with the whole budget.
+#
+# The cheapest way of all where public records of a similar kind exist: the search reads none that are private, so
+# nothing of it is charged, and it may be as clever, as long and as visible as one likes.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def tune_on_public_data(
+    public_score: Callable[[Config, TrialBudget], float],
+    train: Callable[[Config, TrialBudget], Model],
+    space: Space,
+    *,
+    target_epsilon: float | None = None,
+    delta: float | None = None,
+    trials: int = 20,
+    run_event: Callable[[float], Event] | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
+    ledger: Account | Reservation | None = None,
+    rng: KeyedRNG | None = None,
+) -> TuningResult[Model]:
+    """Try settings on public records with the noise that the private run will have, and train privately once.
+
+    Guarantee: the model is (target_epsilon, delta)-differentially private, as its `guarantee` states, when
+    `public_score` reads no private record and `train` keeps to its share. The search is not charged, and the
+    guarantee says that the settings come from public records. An exception of `public_score` is raised as it is.
+
+    Args:
+        public_score: (settings, share) ↦ a score on public records, higher is better. With the share's noise the trial
+            is like the run to come; noise of more records needs a share of its own.
+        train: (settings, share) ↦ the model, on the private records.
+        space: a `SearchSpace`, or a list of settings, all of which are tried.
+        target_epsilon: ε of the private run. Required.
+        delta: δ of it. Required.
+        trials: how many settings are drawn from a space.
+        run_event: as in `tune`.
+        neighboring_relation: as in `tune`.
+        privacy_unit: as in `tune`.
+        ledger: as in `tune`; charged before `train` is called, after the search.
+        rng: of the settings.
+
+    Example:
+        >>> tuned = tune_on_public_data(
+        ...     lambda config, share: -abs(config["a"] - 2),
+        ...     lambda config, share: f"a = {config['a']}, ε = {share.epsilon:.3f}",
+        ...     SearchSpace({"a": [1, 2, 3]}), target_epsilon=1.0, delta=1e-6, trials=50,
+        ... )
+        >>> tuned.model, tuned.guarantee.caveats
+        ('a = 2, ε = 1.000', ('the settings were tuned on public records',))
+    """
+    epsilon, slack = _declared_budget(target_epsilon, delta)
+    checks.integer(1, trials=trials)
+    rng = KeyedRNG() if rng is None else rng
+    budget = TuningBudget(
+        epsilon=epsilon,
+        delta=slack,
+        divides=0.5,
+        run=run_event,
+        score=None,
+        subsample=1.0,
+        neighboring_relation=NeighboringRelation(neighboring_relation),
+    )
+    noise = budget.min_noise_multiplier(lambda event: event)
+    share, event = budget.trial_budget(noise, seed=0 if rng.reproducible else None), budget.trial_event(noise)
+    configs: list[Config] = (
+        [_draw_config(space, rng) for _ in range(trials)]
+        if isinstance(space, SearchSpace)
+        else [dict(one) for one in space]
+    )
+    scored = [(float(public_score(dict(config), share)), config) for config in configs]
+    known = [pair for pair in scored if not math.isnan(pair[0])]
+    if not known:
+        raise InvalidArgument("public_score must give a number for some settings, got none. Widen the space.")
+    config = max(known, key=lambda pair: pair[0])[1]
+    guarantee = _charge_search(
+        event,
+        budget,
+        privacy_unit=privacy_unit,
+        ledger=ledger,
+        rng=rng,
+        sampler=event,
+        caveats=("the settings were tuned on public records",),
+    )
+    return TuningResult(
+        model=train(dict(config), share),
+        config=config,
+        score=None,
+        guarantee=guarantee,
+        event=event,
+        trial_budget=share,
+    )
