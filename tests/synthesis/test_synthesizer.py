@@ -17,8 +17,7 @@ from sordino.ledger import Ledger
 from sordino.mechanisms.base import observe_releases
 from sordino.randomness import KeyedRNG
 from sordino.synthesis import TableSynthesizer
-from sordino.synthesis.selection import ChargedMarginals, all_cliques
-from sordino.synthesis.synthesizer import default_degree
+from sordino.synthesis.synthesizer import ChargedMarginals, all_cliques, default_degree
 
 METHODS = ("aim", "mst", "independent")
 SCHEMA = Schema(
@@ -181,7 +180,7 @@ def test_no_record_moves_a_score_by_more_than_its_weight_and_some_move_it_that_f
 def test_the_largest_weight_is_the_sensitivity_of_a_selection(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "sordino.synthesis.selection.ExponentialMechanism.release", lambda self, given: seen.append(self) or 0
+        "sordino.synthesis.synthesizer.ExponentialMechanism.release", lambda self, given: seen.append(self) or 0
     )
     guard = ZCDPFilter(epsilon=5.0, delta=1e-6)
     records = ChargedMarginals(np.zeros((5, 2), dtype=np.int64), (2, 3), privacy_filter=guard, rng=KeyedRNG())

@@ -56,7 +56,34 @@ def cross_moment(rows: FloatArray, targets: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeastSquaresStatistics:
+class _Statistics:
+    """Releases of statistics of rows of p columns, under one budget."""
+
+    budget: Budget
+    dimension: int
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks.integer(1, dimension=self.dimension)
+
+    def _least_squares(self, budget: Budget) -> "LeastSquaresStatistics":
+        return LeastSquaresStatistics(
+            budget=budget, dimension=self.dimension, neighboring_relation=self.neighboring_relation, rng=self.rng
+        )
+
+    def _second_moment(self, budget: Budget, data_norm: float) -> PrivateSecondMoment:
+        return PrivateSecondMoment(
+            budget=budget,
+            data_norm=data_norm,
+            columns=self.dimension,
+            neighboring_relation=self.neighboring_relation,
+            rng=self.rng,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastSquaresStatistics(_Statistics):
     """AᵀA and Aᵀt with exact noise, for rows of norm ≤ 1 and targets in [−1, 1].
 
     Guarantee: one release spends `budget` under the declared relation; the two parts' shares add up to it.
@@ -74,25 +101,11 @@ class LeastSquaresStatistics:
         1.0
     """
 
-    budget: Budget
-    dimension: int
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        checks.integer(1, dimension=self.dimension)
-
     @cached_property
     def gram(self) -> PrivateSecondMoment:
         """The release of AᵀA."""
         share, _ = self.budget.split(1, 1)
-        return PrivateSecondMoment(
-            budget=share,
-            data_norm=1.0,
-            columns=self.dimension,
-            neighboring_relation=self.neighboring_relation,
-            rng=self.rng,
-        )
+        return self._second_moment(share, 1.0)
 
     @cached_property
     def cross(self) -> SumsMechanism:
@@ -169,7 +182,7 @@ class FunctionalMechanism:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveStatistics:
+class AdaptiveStatistics(_Statistics):
     """AdaSSP: sufficient statistics, and a regularization chosen by a noisy smallest eigenvalue.
 
     Wang's algorithm gives each of its three releases (ε/3, δ/3); here they are three shares of one Gaussian budget,
@@ -191,21 +204,17 @@ class AdaptiveStatistics:
     """
 
     budget: GaussianBudget
-    dimension: int
     failure: float = 0.05
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.probability(zero=False, one=False, failure=self.failure)
 
     @cached_property
     def statistics(self) -> LeastSquaresStatistics:
         """AᵀA and Aᵀt, with two thirds of the budget."""
         share, _ = self.budget.split(2, 1)
-        return LeastSquaresStatistics(
-            budget=share, dimension=self.dimension, neighboring_relation=self.neighboring_relation, rng=self.rng
-        )
+        return self._least_squares(share)
 
     @cached_property
     def eigenvalue(self) -> GridGaussianMechanism:
@@ -279,7 +288,7 @@ def normal_intervals(estimate: FloatArray, errors: FloatArray, level: float) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegressionInference:
+class RegressionInference(_Statistics):
     """Least squares from noisy AᵀA and Aᵀt, with Σt² for the residual variance, and a parametric bootstrap of it.
 
     Each replicate draws Aᵀt from the fitted model with normal residuals, adds fresh noise of the same kind to all
@@ -295,11 +304,7 @@ class RegressionInference:
         rng: where the noise comes from; by default a fresh key of this object's own.
     """
 
-    budget: Budget
-    dimension: int
     constant: float
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.integer(2, dimension=self.dimension)
@@ -309,9 +314,7 @@ class RegressionInference:
     def statistics(self) -> LeastSquaresStatistics:
         """The release of AᵀA and Aᵀt."""
         share, _ = self.budget.split(9, 1)
-        return LeastSquaresStatistics(
-            budget=share, dimension=self.dimension, neighboring_relation=self.neighboring_relation, rng=self.rng
-        )
+        return self._least_squares(share)
 
     @cached_property
     def square(self) -> PrivateSum:
@@ -361,7 +364,7 @@ class RegressionInference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureInference:
+class CurvatureInference(_Statistics):
     """Standard errors of logistic weights from objective perturbation, by a noisy Hessian at the released weights.
 
     Guarantee: one release spends `budget` under the declared relation.
@@ -373,21 +376,10 @@ class CurvatureInference:
         rng: where the noise comes from; by default a fresh key of this object's own.
     """
 
-    budget: Budget
-    dimension: int
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
-
     @cached_property
     def hessian(self) -> PrivateSecondMoment:
         """The release of Σ q(1 − q)·aaᵀ: the second moments of rows √(q(1 − q))·a, at most ½ long."""
-        return PrivateSecondMoment(
-            budget=self.budget,
-            data_norm=0.5,
-            columns=self.dimension,
-            neighboring_relation=self.neighboring_relation,
-            rng=self.rng,
-        )
+        return self._second_moment(self.budget, 0.5)
 
     def event(self) -> Event:
         """The event of one release."""

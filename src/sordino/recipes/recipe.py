@@ -68,14 +68,10 @@ __all__ = [
     "RecipeTask",
     "Stage",
     "StageCharger",
-    "close_run",
-    "create_run",
     "feature_cache",
     "get_recipe",
     "kept_here",
     "once_a_block",
-    "run_metadata",
-    "seeded_torch_rng",
 ]
 
 
@@ -178,6 +174,11 @@ def counted(events: Sequence[Event]) -> list[dict[str, object]]:
     return [{"event": to_dict(event), "count": len(list(equal))} for event, equal in groupby(events)]
 
 
+def _composed(events: Sequence[Event]) -> Event:
+    return compose([event for event in events if not isinstance(event, NoOp)])
+
+
+@dataclass(kw_only=True, eq=False)
 class StageCharger:
     """What a pipeline's stages are given to pay with. Charge first, read records then.
 
@@ -195,33 +196,26 @@ class StageCharger:
         epsilon: of everything; it stands in the last line.
     """
 
-    def __init__(
-        self,
-        planned: Sequence[Event],
-        *,
-        rng: KeyedRNG,
-        progress: bool = False,
-        run_folder: RunFolder | None = None,
-        receipt: str | None = None,
-        epsilon: float | None = None,
-    ) -> None:
-        self.rng, self.progress = rng, progress
-        self._planned, self._run, self._receipt, self._epsilon = tuple(planned), run_folder, receipt, epsilon
-        self._charged = 0
+    planned: Sequence[Event] = field(kw_only=False)
+    rng: KeyedRNG
+    progress: bool = False
+    run_folder: RunFolder | None = None
+    receipt: str | None = None
+    epsilon: float | None = None
+    _charged: int = field(default=0, init=False)
 
     def charge(self, event: Event) -> None:
         """Pay for `event`, which is about to happen."""
         number = self._charged
-        if number >= len(self._planned) or self._planned[number] != event:
+        if number >= len(self.planned) or self.planned[number] != event:
             raise InvalidArgument(
-                f"event must be charge {number} of the {len(self._planned)} that were planned, got another one. "
-                "A stage charges what `Prepared.stages` says, in that order."
+                f"event must be charge {number} of the {len(self.planned)} that were planned, got another one. "
+                "A stage charges what `PreparedRecipe.stages` says, in that order."
             )
         self._charged += 1
-        if self._run is not None:
-            last = self._charged == len(self._planned)
-            epsilon = self._epsilon if last else None
-            self._run.append(step=number, event=event, epsilon=epsilon, charge=self._receipt)
+        if self.run_folder is not None:
+            epsilon = self.epsilon if self.complete else None
+            self.run_folder.append(step=number, event=event, epsilon=epsilon, charge=self.receipt)
 
     def append(self, *, step: int, event: Event, epsilon: float) -> None:  # noqa: ARG002 (they count one stage only)
         """What `sordino.fit` calls before each step."""
@@ -230,17 +224,17 @@ class StageCharger:
     @property
     def events(self) -> tuple[Event, ...]:
         """What has been charged, one event a charge."""
-        return self._planned[: self._charged]
+        return tuple(self.planned[: self._charged])
 
     @property
     def event(self) -> Event:
         """The composition of what has been charged."""
-        return compose([event for event in self.events if not isinstance(event, NoOp)])
+        return _composed(self.events)
 
     @property
     def complete(self) -> bool:
         """Whether all that was planned was charged."""
-        return self._charged == len(self._planned)
+        return self._charged == len(self.planned)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -248,16 +242,8 @@ class StageCharger:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def create_run(path: Path, plan: str, meta: Mapping[str, object], charges: Sequence[Event], rng: KeyedRNG) -> RunFolder:
-    """A new folder in which one process begins; a torn line counts as one of each kind of charge."""
-    folder = RunFolder.create(path, plan=plan, meta=meta)
-    kinds = list(dict.fromkeys(event for event in charges if not isinstance(event, NoOp)))
-    folder.begin(key=rng.commitment, first_step=0, most=compose(kinds), seeded=rng.reproducible)
-    return folder
-
-
 @contextlib.contextmanager
-def close_run(folder: RunFolder | None) -> Iterator[None]:
+def _close_at_the_end(folder: RunFolder | None) -> Iterator[None]:
     """Close the folder at the end; after a failure before the first charge nothing is left of it."""
     if folder is None:
         yield
@@ -273,7 +259,7 @@ def close_run(folder: RunFolder | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seeded_torch_rng(rng: KeyedRNG) -> Iterator[None]:
+def _seeded_torch(rng: KeyedRNG) -> Iterator[None]:
     """Initial weights come from torch's generator; a repeatable run repeats them too."""
     if not rng.reproducible or rng.seed is None:
         yield
@@ -283,43 +269,6 @@ def seeded_torch_rng(rng: KeyedRNG) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed % 2**63)
         yield
-
-
-def run_metadata(
-    dataset: DatasetSplits,
-    *,
-    training: Mapping[str, object],
-    stages: Sequence[str],
-    constants: str,
-    chosen_on: Sequence[str],
-    public_inputs: Sequence[str],
-) -> dict[str, object]:
-    """Public facts about the run. No path of this machine is among them."""
-    return {
-        "settings": constants,
-        "tuned_on_these_data": dataset.public and dataset.name in chosen_on,
-        "data": {
-            "name": dataset.name,
-            "records": len(dataset.train),
-            "labels": dataset.num_classes,
-            "source": dataset.source if dataset.public else "not public",
-            "license": dataset.license,
-            "public": dataset.public,
-            "held_out_every": dataset.held_out_every,
-            "public_inputs": ", ".join(public_inputs) or "none",
-        },
-        "training": dict(training),
-        "noise_arithmetic": "floating point",
-        "data_accesses": {
-            "preprocessing": f"Stages of the recipe, each of them charged: {', '.join(stages)}.",
-            "normalization": "Each record by itself, or by what a charged stage released.",
-            "schema": "The form of the records and the labels are declared, never taken from the records.",
-            "early_stopping": "None: steps were fixed in advance.",
-            "evaluation": "None by the recipe; what is measured afterwards is measured on public test records.",
-            "logging": "No loss, norm or batch size is printed or stored.",
-        },
-        **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
-    }
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -397,7 +346,7 @@ class PreparedRecipe:
     @property
     def event(self) -> Event:
         """Their composition."""
-        return compose([event for event in self.charges if not isinstance(event, NoOp)])
+        return _composed(self.charges)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -528,18 +477,15 @@ class Recipe:
             ).digest
         folder = None
         if run_folder is not None:
-            settings = {"recipe": self.name, "setting": setting, **prepared.training}
-            settings["stages"] = "; ".join(stage.describe() for stage in prepared.stages)
-            meta = run_metadata(
-                dataset,
-                training=settings,
-                stages=[stage.name for stage in prepared.stages],
-                constants=self.constants,
-                chosen_on=self.chosen_on,
-                public_inputs=self.public_inputs,
-            )
-            meta |= {"target_epsilon": epsilon, "reproducible": rng.reproducible}
-            folder = create_run(Path(run_folder), self._plan(prepared, stated), meta, prepared.charges, rng)
+            meta = {
+                **self._metadata(dataset, prepared, setting),
+                "target_epsilon": epsilon,
+                "reproducible": rng.reproducible,
+            }
+            folder = RunFolder.create(Path(run_folder), plan=self._plan(prepared, stated), meta=meta)
+            # A torn line counts as one of each kind of charge.
+            kinds = dict.fromkeys(event for event in prepared.charges if not isinstance(event, NoOp))
+            folder.begin(key=rng.commitment, first_step=0, most=compose(list(kinds)), seeded=rng.reproducible)
         payment = StageCharger(
             prepared.charges,
             rng=rng,
@@ -548,7 +494,7 @@ class Recipe:
             receipt=receipt,
             epsilon=stated.epsilon,
         )
-        with close_run(folder), seeded_torch_rng(rng), feature_cache():
+        with _close_at_the_end(folder), _seeded_torch(rng), feature_cache():
             model = prepared.fit(dataset.train, payment)
             guarantee = _guarantee(payment.event, delta, prepared.neighboring_relation, seeded=rng.reproducible)
             if folder is not None:
@@ -571,6 +517,40 @@ class Recipe:
             complete=payment.complete,
             run=None if folder is None else folder.path,
         )
+
+    def _metadata(self, dataset: DatasetSplits, prepared: PreparedRecipe, setting: str | None) -> dict[str, object]:
+        """Public facts about the run. No path of this machine is among them."""
+        stages = ", ".join(stage.name for stage in prepared.stages)
+        return {
+            "settings": self.constants,
+            "tuned_on_these_data": dataset.public and dataset.name in self.chosen_on,
+            "data": {
+                "name": dataset.name,
+                "records": len(dataset.train),
+                "labels": dataset.num_classes,
+                "source": dataset.source if dataset.public else "not public",
+                "license": dataset.license,
+                "public": dataset.public,
+                "held_out_every": dataset.held_out_every,
+                "public_inputs": ", ".join(self.public_inputs) or "none",
+            },
+            "training": {
+                "recipe": self.name,
+                "setting": setting,
+                **prepared.training,
+                "stages": "; ".join(stage.describe() for stage in prepared.stages),
+            },
+            "noise_arithmetic": "floating point",
+            "data_accesses": {
+                "preprocessing": f"Stages of the recipe, each of them charged: {stages}.",
+                "normalization": "Each record by itself, or by what a charged stage released.",
+                "schema": "The form of the records and the labels are declared, never taken from the records.",
+                "early_stopping": "None: steps were fixed in advance.",
+                "evaluation": "None by the recipe; what is measured afterwards is measured on public test records.",
+                "logging": "No loss, norm or batch size is printed or stored.",
+            },
+            **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
+        }
 
     def _plan(self, prepared: PreparedRecipe, stated: Guarantee) -> str:
         # One training is described by its own settings, which reports know; of several stages none describes the run.
@@ -628,10 +608,11 @@ class FittedRecipe:
 
     def epsilon_under(self, accountant: str) -> float:
         """ε of the same events by another accountant."""
-        event = compose([event for event in self.events if not isinstance(event, NoOp)])
-        neighboring_relation = self.guarantee.neighboring_relation
         return accounting.epsilon(
-            event, self.guarantee.delta, neighboring_relation=neighboring_relation, accountant=accountant
+            _composed(self.events),
+            self.guarantee.delta,
+            neighboring_relation=self.guarantee.neighboring_relation,
+            accountant=accountant,
         ).upper
 
 
