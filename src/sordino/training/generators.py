@@ -28,9 +28,9 @@ from sordino.randomness import KeyedRNG, RandomStream
 __all__ = [
     "BatchGenerators",
     "PrivateGenerators",
-    "attribute_values",
     "check_not_seeded",
     "closure_values",
+    "instance_values",
     "owned_generators",
     "private_generators",
     "states_undisturbed",
@@ -412,10 +412,10 @@ def _parts(value: object) -> list[object]:
         return [] if _is_library(value) else _parts_of_function(value)
     if isinstance(value, type):
         return [part for kind in value.__mro__ if not _is_library(kind) for part in vars(kind).values()]
-    return [type(value), *attribute_values(value)]
+    return [type(value), *instance_values(value)]
 
 
-def attribute_values(value: object) -> list[object]:
+def instance_values(value: object) -> list[object]:
     """What an object holds in its slots and attributes."""
     slots = [kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__]
     names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]

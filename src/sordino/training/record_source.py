@@ -252,36 +252,26 @@ def check_no_repeated_units(dataset: object) -> None:
     Raises:
         InvalidArgument: one does: each of its places is drawn by itself, so it would count twice.
     """
-    origins: dict[int, list[np.ndarray | range]] = {}
-    for source, found in _origins(dataset):
-        origins.setdefault(id(source), []).append(found)
-    for parts in origins.values():
-        if len(parts) == 1 and isinstance(parts[0], range):
-            continue
-        joined = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-        if len(np.unique(joined)) != len(joined):
-            raise InvalidArgument(
-                "dataset must hold each record once, got a Subset or ConcatDataset with a record at several places: "
-                "it would be drawn, and count, several times. Name each record once, or pass units= that say which "
-                "places are whose."
-            )
+    if type(dataset) not in {ConcatDataset, Subset}:
+        return
+    origins = _origins(dataset, {})
+    if len(np.unique(origins)) != len(origins):
+        raise InvalidArgument(
+            "dataset must hold each record once, got a Subset or ConcatDataset with a record at several places: "
+            "it would be drawn, and count, several times. Name each record once, or pass units= that say which "
+            "places are whose."
+        )
 
 
-def _origins(dataset: object) -> list[tuple[object, np.ndarray | range]]:
-    """The datasets that `dataset` is made of, with the positions in them, in its own order."""
+def _origins(dataset: object, sources: dict[int, range]) -> np.ndarray:
+    """A number for each record in its own order, the same for the same record of one of the `sources`."""
     if type(dataset) is ConcatDataset:
-        return [origin for part in dataset.datasets for origin in _origins(part)]
+        return np.concatenate([_origins(part, sources) for part in dataset.datasets])
     if type(dataset) is Subset:
-        chosen, inner = np.asarray(dataset.indices, dtype=np.int64), _origins(dataset.dataset)
-        size = sum(len(found) for _, found in inner)
-        chosen = np.where(chosen < 0, chosen + size, chosen)
-        starts = np.cumsum([0, *(len(found) for _, found in inner)])
-        parts = [(source, found, start) for (source, found), start in zip(inner, starts[:-1], strict=True)]
-        return [
-            (source, np.asarray(found)[chosen[(chosen >= start) & (chosen < start + len(found))] - start])
-            for source, found, start in parts
-        ]
-    return [(dataset, range(len(cast("Sized", dataset))))]
+        return _origins(dataset.dataset, sources)[np.asarray(dataset.indices, dtype=np.int64)]
+    first = sum(map(len, sources.values()))
+    numbers = sources.setdefault(id(dataset), range(first, first + len(cast("Sized", dataset))))
+    return np.arange(numbers.start, numbers.stop)
 
 
 def check_not_data_frame(data: object, name: str) -> None:

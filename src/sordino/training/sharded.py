@@ -12,7 +12,7 @@ References:
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -28,14 +28,13 @@ from sordino.training.distributed import collective, in_buckets
 __all__ = ["ShardedModel", "find_sharded_model"]
 
 
-class _Group(Protocol):
-    """What is read and set of one of torch's groups of sharded parameters."""
-
-    post_forward_mesh_info: object
-    reduce_grads: bool
-    all_reduce_grads: bool
-    reshard_after_backward: bool
-    offload_policy: object
+# What keeps torch from sharding again after each pass, and from averaging gradients: there are none.
+_QUIET = {
+    "post_forward_mesh_info": None,
+    "reduce_grads": False,
+    "all_reduce_grads": False,
+    "reshard_after_backward": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,8 @@ class ShardedModel:
     def __init__(self, model: nn.Module, *, world_size: int, rank: int, device: torch.device) -> None:
         self._model, self._count, self._number, self._device = model, world_size, rank, device
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        self._saved: list[tuple[_Group, tuple[object, bool, bool, bool]]] = []
+        # What torch's groups of parameters had in place of `_QUIET`.
+        self._saved: list[tuple[object, dict[str, object]]] = []
         self._shard: dict[nn.Parameter, nn.Parameter] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
         self._order: list[int] = []
@@ -107,7 +107,10 @@ class ShardedModel:
 
     def gather(self) -> None:
         """Make every parameter whole; all processes call it together. Passes exchange nothing until `scatter`."""
-        self._quiet()
+        self.scatter()
+        for group in _groups(self._modules):
+            self._saved.append((group, {name: getattr(group, name) for name in _QUIET}))
+            vars(group).update(_QUIET)
         before = dict(self._model.named_parameters())
         with collective():
             for module in self._modules:
@@ -118,21 +121,11 @@ class ShardedModel:
     def scatter(self) -> None:
         """Free what was gathered: the model holds shards again. Exchanges nothing."""
         for group, values in self._saved:
-            group.post_forward_mesh_info, group.reduce_grads = values[:2]
-            group.all_reduce_grads, group.reshard_after_backward = values[2:]
+            vars(group).update(values)
         self._saved.clear()
         for module in self._modules:
             _leave_pass(module)
             module.reshard()
-
-    def _quiet(self) -> None:
-        """Keep torch from sharding again after each pass, and from averaging gradients: there are none."""
-        self.scatter()
-        for group in _groups(self._modules):
-            kept = (group.post_forward_mesh_info, group.reduce_grads)
-            self._saved.append((group, (*kept, group.all_reduce_grads, group.reshard_after_backward)))
-            group.post_forward_mesh_info = None
-            group.reduce_grads = group.all_reduce_grads = group.reshard_after_backward = False
 
     def full_parameters(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Gather, and give the whole parameters of those that the optimizer holds."""
@@ -257,13 +250,13 @@ def _reduce_scatter(own: Tensor, flat: Tensor) -> None:
     reduce(own, flat)
 
 
-def _groups(modules: Iterable[FSDPModule]) -> Iterator[_Group]:
+def _groups(modules: Iterable[FSDPModule]) -> Iterator[object]:
     """Torch's own groups of parameters; it has no public way to read its settings."""
     for module in modules:
         state = module._get_fsdp_state()  # pyright: ignore[reportPrivateUsage]
         held = vars(state)
         groups = held["_fsdp_param_groups"] if "_fsdp_param_groups" in held else [held["_fsdp_param_group"]]
-        yield from (cast("_Group", group) for group in groups if group is not None)
+        yield from (group for group in groups if group is not None)
 
 
 def _leave_pass(module: FSDPModule) -> None:
@@ -293,7 +286,7 @@ def find_sharded_model(model: nn.Module, *, world_size: int, rank: int, device: 
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not spread and not modules:
         return None
-    if any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in _groups(modules)):
+    if any(isinstance(vars(group)["offload_policy"], CPUOffloadPolicy) for group in _groups(modules)):
         raise InvalidArgument(
             "offload_policy must not be CPUOffloadPolicy, got it. Leave it out: shards stay where they are."
         )

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.gradients import Recorder
-from sordino.training.generators import attribute_values, closure_values
+from sordino.training.generators import instance_values, closure_values
 from sordino.training.loss_tracing.carried import FIRST_BATCHES, CrossBatchState, compares_values
 from sordino.training.loss_tracing.criterion import Criterion, LoopProbe, OutputGradientCheck, tensors_within
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
@@ -172,7 +172,7 @@ def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> No
         if callable(value):
             marks.append(_Itself(value))
         if type(value).__module__.partition(".")[0] not in _OF_LOOPS:
-            _add_all(attribute_values(value), id(value), marks, seen, depth)
+            _add_all(instance_values(value), id(value), marks, seen, depth)
 
 
 def _add_all(values: Iterable[object], owner: int, marks: list[Hashable], seen: set[int], depth: int) -> None:

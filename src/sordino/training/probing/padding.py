@@ -99,14 +99,16 @@ class Padding:
         if self.may_vary is False:
             raise padding_refusal()
         self.varies = True
-        lengths = tuple(
-            tuple(tensor.shape[dim] for dim in self.tensors[index].dims)
-            for index, tensor in enumerate(tensors_in(batch))
-            if index in self.tensors
-        )
+        lengths = tuple(tuple(tensor.shape[dim] for dim in known.dims) for known, tensor in self.padded(batch))
         if lengths not in self._met:
             self._met.add(lengths)
             self.untried.append(lengths)
+
+    def padded(self, batch: object) -> "list[tuple[PaddedTensor, Tensor]]":
+        """The padded tensors of a batch, each with how it is padded."""
+        return [
+            (self.tensors[index], tensor) for index, tensor in enumerate(tensors_in(batch)) if index in self.tensors
+        ]
 
 
 def padding_refusal() -> CoupledRecords:
@@ -218,7 +220,11 @@ class _PaddingProbe:
     ) -> bool | None:
         """None where model and loss don't run on these records."""
         values = {} if value is None else dict.fromkeys(range(self._count), value)
-        batch = _of_different_lengths(self._padding, synthetic.batch(range(self._count), values), self._count)
+        batch = synthetic.batch(range(self._count), values)
+        for known, tensor in self._padding.padded(batch):
+            # Every record ends so many positions before the batch does; of several, one is not padded at all.
+            for record in range(self._count):
+                known.shortened(tensor, record, record if self._count > 1 else 1)
         shown = self._observed(batch, chance, [])
         if shown is None or not shown.finite or not shown.scale(0):
             return None
@@ -243,13 +249,8 @@ class _PaddingProbe:
 
     def _lengths(self, one: object, other: object) -> list[tuple[int, int]]:
         """The padded lengths of two batches, in pairs."""
-        pairs = enumerate(zip(tensors_in(one), tensors_in(other), strict=True))
-        return [
-            (short.shape[dim], long.shape[dim])
-            for index, (short, long) in pairs
-            if index in self._padding.tensors
-            for dim in self._padding.tensors[index].dims
-        ]
+        pairs = zip(self._padding.padded(one), self._padding.padded(other), strict=True)
+        return [(short.shape[dim], long.shape[dim]) for (known, short), (_, long) in pairs for dim in known.dims]
 
 
 def _course(seed: int, *, in_front: bool, is_folded: bool) -> ChanceByPosition:
@@ -263,15 +264,6 @@ def _same(one: ProbeResult, other: ProbeResult, tolerance: float) -> bool:
     if one.losses is None or other.losses is None:
         return True
     return torch.allclose(one.losses, other.losses, rtol=tolerance, atol=tolerance * float(one.losses.abs().max()))
-
-
-def _of_different_lengths(padding: Padding, batch: object, count: int) -> object:
-    """Every record ends so many positions before the batch does; of several, one is not padded at all."""
-    for index, tensor in enumerate(tensors_in(batch)):
-        if index in padding.tensors:
-            for record in range(count):
-                padding.tensors[index].shortened(tensor, record, record if count > 1 else 1)
-    return batch
 
 
 def _grown(padding: Padding, batch: object, length: _Grown) -> object:

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, TypeVar, cast
 
 import numpy as np
@@ -215,7 +216,7 @@ class ProbeRunner:
         self._task, self._capture = task, task.recorder
         self._reduction = task.options.reduction
         self._own = set(self._capture.model.parameters())
-        self._directions: dict[int, Tensor] = {}
+        self._direction = cache(_direction)
         # Outputs of the model, by their number, that no loss was made of so far.
         self._idle: set[int] | None = None
 
@@ -505,13 +506,6 @@ class ProbeRunner:
             parts.append(F.pad(torch.cat([rest[None], table]).cpu().double(), (0, _PROJECTED - rows)))
         return torch.cat(parts)
 
-    def _direction(self, width: int) -> Tensor:
-        if width not in self._directions:
-            # numpy's, for torch's draws are watched here.
-            drawn = np.random.default_rng(width).standard_normal(width, dtype=np.float32)
-            self._directions[width] = torch.from_numpy(drawn) if width > 1 else torch.ones(1)
-        return self._directions[width]
-
     def _loss(self, batch: object, count: int, *, looks: bool = True) -> Tensor:
         with ExitStack() as stack:
             for mode in (PublicDivisor(), *((NoClassWeights(), IndexBoundsCheck(), self.singled) if looks else ())):
@@ -569,6 +563,13 @@ def check_no_max_norm_embeddings(model: nn.Module) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) must have max_norm=None, got a limit: the rows that "
                 "a batch looks up are rewritten in its forward pass. Normalize the output instead."
             )
+
+
+def _direction(width: int) -> Tensor:
+    """On what parts of this width are projected."""
+    # numpy's, for torch's draws are watched here.
+    drawn = np.random.default_rng(width).standard_normal(width, dtype=np.float32)
+    return torch.from_numpy(drawn) if width > 1 else torch.ones(1)
 
 
 def _has_rows(tensor: Tensor, count: int) -> bool:
