@@ -5,11 +5,11 @@ blocks that end with the epoch (`OpenCharges`). Both are driven by `PrivateRun`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from sordino import accounting, checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
@@ -335,27 +335,35 @@ class StepCharge:
     is_planned: bool = False
 
 
-class StepCharges(Protocol):
-    """Charges the steps of a run, one by one and in order, before their records are read."""
+class StepCharges(ABC):
+    """Charges the steps of a run, one by one and in order, before their records are read.
 
-    def prepare(self) -> None:
+    Args:
+        plan: of the steps.
+        adaptive: chooses each step's noise under a budget, or None.
+    """
+
+    def __init__(self, plan: Plan, adaptive: AdaptiveBudgetRun | None) -> None:
+        self._plan, self._adaptive = plan, adaptive
+        self._first, self._repeats = 0, False
+
+    def prepare(self) -> None:  # noqa: B027 (most need nothing)
         """What comes before the next step is charged, or a budget is asked for it."""
-        ...
 
     def resume(self, step: int, *, repeats: bool) -> None:
         """Go on from step `step`; `repeats` says that steps from there on were carried out before."""
-        ...
+        self._first, self._repeats = step, repeats
 
+    @abstractmethod
     def charge(self, number: int, *, begins_epoch: bool) -> StepCharge:
         """Charge step `number`.
 
         Raises:
             BudgetExceeded: it does not fit; nothing is charged.
         """
-        ...
 
 
-class PlannedCharges:
+class PlannedCharges(StepCharges):
     """Charges a run whose end is known: the steps that are left are reserved before the first one.
 
     Guarantee: no step is charged to the ledger beyond the reservation, which fitted as a whole. Under a budget that
@@ -388,8 +396,9 @@ class PlannedCharges:
         receipt: str | None = None,
         run: str = "",
     ) -> None:
-        self._plan, self._adaptive = plan, adaptive
-        self._first, self._repeats, self._receipt, self._run = first_step, repeats, receipt, run
+        super().__init__(plan, adaptive)
+        self.resume(first_step, repeats=repeats)
+        self._receipt, self._run = receipt, run
         self._blocks: BlockCharger | None = None
 
     @contextmanager
@@ -414,13 +423,6 @@ class PlannedCharges:
                 self._blocks = BlockCharger(reservation, self._event_at, note="fit", run=self._run, **declared)
                 yield
 
-    def prepare(self) -> None:
-        """Nothing: `reserve` has charged or reserved what there is."""
-
-    def resume(self, step: int, *, repeats: bool) -> None:
-        """Go on from step `step`; `repeats` says that steps from there on were carried out before."""
-        self._first, self._repeats = step, repeats
-
     def charge(self, number: int, *, begins_epoch: bool = False) -> StepCharge:
         """Charge step `number`; where epochs are charged, the first step of one is charged for all of it."""
         del begins_epoch
@@ -434,7 +436,7 @@ class PlannedCharges:
         return step_charge(self._plan, step, first=self._first, repeats=self._repeats)
 
 
-class OpenCharges:
+class OpenCharges(StepCharges):
     """Charges a loop whose end is not known: each logical batch, in blocks that end with the epoch.
 
     Guarantee: a batch is charged to the ledger, if there is one, before `charge` returns, and fits the target, if there
@@ -467,11 +469,11 @@ class OpenCharges:
         catch_up: Callable[[], None] | None = None,
         by_number: bool = False,
     ) -> None:
+        super().__init__(plan, adaptive)
         self._by_number = by_number
-        self._plan, self._log, self._ledger, self._adaptive = plan, log, ledger, adaptive
+        self._log, self._ledger = log, ledger
         self._catch_up = catch_up
         self._epoch_steps, self._index_in_epoch = epoch_steps, 0
-        self._first, self._repeats = 0, False
         self._target, self._num_fitting, self._count_then, self._unplanned = target, 0, -1, log.unplanned
         self._budget_receipt: str | None = None
         declared = {"neighboring_relation": plan.neighboring_relation, "privacy_unit": plan.privacy_unit}
@@ -517,10 +519,6 @@ class OpenCharges:
         """Go over to the target of a later model of the engine, which was calibrated for what is left here as well."""
         if self._target is not None:
             self._target, self._num_fitting, self._unplanned = target, 0, self._log.unplanned
-
-    def resume(self, step: int, *, repeats: bool) -> None:
-        """Go on from step `step`; `repeats` says that steps from there on were carried out before."""
-        self._first, self._repeats = step, repeats
 
     def _check_target(self, number: int, *, is_planned: bool) -> None:
         """Refuse a batch beyond the target. Several are looked at together, so that few ask the accountant."""

@@ -392,9 +392,9 @@ class LoopHooks:
         elif not self._busy:
             if torch.is_grad_enabled():
                 call.kind, call.recording = "aside", self.capture.suspend()
-            self._following.begin_beside()
+            self._following.begin_untrained()
             if call.untrained is not None:
-                call.watch = self._following.watch_beside()
+                call.watch = self._following.watch_untrained()
                 if chunk is not None and not self._generators.are_open:
                     self._open_again(chunk)
         if any(isinstance(tensor, TracedTensor) for tensor in tensors_in((args, kwargs))):

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.gradients import Recorder
-from sordino.training.generators import instance_values, closure_values
+from sordino.training.generators import closure_values, instance_values
 from sordino.training.loss_tracing.carried import FIRST_BATCHES, CrossBatchState, compares_values
 from sordino.training.loss_tracing.criterion import Criterion, LoopProbe, OutputGradientCheck, tensors_within
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
@@ -299,7 +299,7 @@ _Holder = dict[Any, Any] | list[Any]
 """Attributes of a module, or a list or dictionary in them."""
 
 
-class _Beside:
+class _UntrainedForward:
     """Calls a module as it was called in the loop, in the mode it had and without taking part in a recording."""
 
     def __init__(self, module: nn.Module, capture: Recorder) -> None:
@@ -345,7 +345,7 @@ class LossTracer:
         self.is_one_by_one = False
         self.trace: OperationTrace | None = None
         self._module = module
-        self._rows = self._batches = self._beside = 0
+        self._rows = self._batches = self._untrained = 0
         self.carried = CrossBatchState(module)
         # Forms of losses that were checked, and states of the module in which something was.
         self._known: dict[Hashable, CheckedLossForm] = {}
@@ -536,15 +536,15 @@ class LossTracer:
             _exchange(holder, marked, tensor)
         self._marked = []
 
-    def begin_beside(self) -> None:
+    def begin_untrained(self) -> None:
         """A forward begins that is not trained: what it draws, the loop does not draw."""
         if self.trace is not None:
             self._draws()
 
-    def watch_beside(self) -> ForwardMonitor:
+    def watch_untrained(self) -> ForwardMonitor:
         """Watch a forward in training mode that is not trained: it may store nothing either."""
-        self._beside += 1
-        return ForwardMonitor(self._module, values=compares_values(self._beside - 1), is_private=False)
+        self._untrained += 1
+        return ForwardMonitor(self._module, values=compares_values(self._untrained - 1), is_private=False)
 
     def trace_untrained_forward(
         self, args: Args, kwargs: Mapping[str, object], output: object, capture: Recorder
@@ -557,7 +557,7 @@ class LossTracer:
         )
         if trace is None:
             return output
-        return trace.note(_Beside(self._module, capture), args, kwargs, output)
+        return trace.note(_UntrainedForward(self._module, capture), args, kwargs, output)
 
     # --- backward and step ---------------------------------------------------------------------------------------
 

@@ -277,8 +277,8 @@ def size_at(tensor: Tensor, dim: int) -> int:
 
 
 Reading = Literal["rows", "columns", "constants"]
-"""How a replay reads external tensors that are as long as there are records: with a row a record; zeros and ones with the
-records in another dimension; or as constants whose size fits by chance."""
+"""How a replay reads external tensors that are as long as there are records: with a row a record; zeros and ones with
+the records in another dimension; or as constants whose size fits by chance."""
 
 
 @dataclass(eq=False, kw_only=True)
