@@ -386,9 +386,7 @@ def _diagnose_module(
     from sordino.research import measure_convergence, measure_tangent_kernel, subgroup_gaps
 
     assert dataset.test is not None
-    private = recipe.build_model()
-    start = recipe.build_model()
-    private.load_state_dict(folder.load_model())
+    private, start = _with_parameters(recipe, folder), recipe.build_model()
     features, labels = dataset.test.tensors()
     step = recipe.plan.step_plan(0)
     models: dict[str, nn.Module] = {"private": private}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import checks
 from sordino.commands.pictures import checked_path
-from sordino.commands.running import SILENT, Progress, default_delta, rounded
-from sordino.commands.training import get_training_config
+from sordino.commands.running import SILENT, Progress, rounded
+from sordino.commands.training import get_recommended_config, get_training_config
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
@@ -128,19 +128,10 @@ def _data_of(run: RunFolder) -> str:
 def _config(
     dataset: "DatasetSplits", run: RunFolder | None, epsilon: float | None, delta: float | None, model: str
 ) -> "TrainingConfig":
-    from sordino.recipes import recommend_config
-
     if run is not None:
         return get_training_config(run.path, dataset, model)
-    size = len(dataset.train)
-    return recommend_config(
-        model,
-        shape=dataset.train.record_shape,
-        classes=dataset.num_classes,
-        dataset_size=size,
-        target_epsilon=checks.positive(epsilon=epsilon, hint="Give --epsilon."),
-        delta=default_delta(size) if delta is None else delta,
-    )
+    epsilon = checks.positive(epsilon=epsilon, hint="Give --epsilon.")
+    return get_recommended_config(model, dataset, epsilon, delta)
 
 
 def _into_report(run: RunFolder, result: "AuditResult") -> None:

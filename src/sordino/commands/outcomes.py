@@ -29,6 +29,7 @@ __all__ = [
     "RunOutcome",
     "RunSummary",
     "RunsComparison",
+    "category_values",
     "closed_after_failure",
     "composition_statement",
     "describe_data",
@@ -172,19 +173,27 @@ def subgroups_of(dataset: "DatasetSplits", records: "Records") -> dict[str, list
     groups = {"label": [dataset.labels[label] for label in records.labels.tolist()]}
     if len(dataset.labels) > 2 * _MOST_VALUES:
         groups.clear()
-    first = 0
     for column in dataset.schema.columns if dataset.schema else ():
         names = getattr(column, "groups", ())
-        part = records.features[:, first : first + column.width]
-        first += column.width
         if 2 <= len(names) <= _MOST_VALUES and ":" not in column.name:
-            # A value that the schema does not list is all zeros.
-            known, rest = part.max(axis=1) > 0, "missing" if "other" in names else "other"
-            places = part.argmax(axis=1)
-            groups[column.name] = [
-                names[place] if found else rest for place, found in zip(places.tolist(), known.tolist(), strict=True)
-            ]
+            rest = "missing" if "other" in names else "other"
+            groups[column.name] = category_values(dataset, records, column.name, [*names, rest])
     return groups
+
+
+def category_values(dataset: "DatasetSplits", records: "Records", name: str, values: Sequence[str]) -> list[str]:
+    """Each record's value in a category column of a table, of those listed; the last of `values` for any other."""
+    import numpy as np
+
+    first = 0
+    for column in dataset.schema.columns if dataset.schema else ():
+        if column.name == name:
+            part = records.features[:, first : first + column.width]
+            # A value that the schema does not list is all zeros.
+            codes = np.where(part.max(axis=1) > 0, part.argmax(axis=1), column.width)
+            return np.array(values, dtype=object)[codes].tolist()
+        first += column.width
+    raise KeyError(name)
 
 
 def measure_test_records(

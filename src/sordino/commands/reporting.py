@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sordino import checks
-from sordino.commands.outcomes import Format
+from sordino.commands.outcomes import Format, category_values
 from sordino.commands.prediction import open_model
 from sordino.commands.running import SILENT, DryRun, Progress, open_account, perform
 from sordino.errors import InvalidArgument
 from sordino.runs import Evaluation, RunFolder
 
 if TYPE_CHECKING:
-    from sordino.data import ArraySchema, DatasetSplits, Records, Schema
+    from sordino.data import ArraySchema, Records, Schema
     from sordino.ledger import Account
     from sordino.recipes.saved_model import SavedModel
     from sordino.report import Report
@@ -294,7 +294,9 @@ def _charge_and_evaluate(
         records = dataset.train if known is None else known.test
         if records is None:
             raise InvalidArgument("data must have test records to be evaluated on, got a set without. Give a file.")
-        return _predicted(_probabilities(saved, records), dataset, records, groups)
+        # A value that the schema does not list counts as another one.
+        values = {name: category_values(dataset, records, name, [*listed, ""]) for name, listed in groups.items()}
+        return _probabilities(saved, records), records.labels, values
 
     return measure_private_utility(
         read,
@@ -332,23 +334,6 @@ def _groups(schema: object, by: Sequence[str]) -> dict[str, tuple[str, ...]]:
             )
         groups[name] = tuple(values)
     return groups
-
-
-def _predicted(
-    chances: "np.ndarray", dataset: "DatasetSplits", records: "Records", groups: Mapping[str, tuple[str, ...]]
-) -> "Predictions":
-    found: dict[str, list[str]] = {}
-    first = 0
-    for column in dataset.schema.columns if dataset.schema else ():
-        part = records.features[:, first : first + column.width]
-        first += column.width
-        if column.name in groups:
-            # A value that the schema does not list is all zeros, and counts as another one.
-            names = [*groups[column.name], ""]
-            places = part.argmax(axis=1)
-            places[part.max(axis=1) <= 0] = len(names) - 1
-            found[column.name] = [names[place] for place in places.tolist()]
-    return chances, records.labels, found
 
 
 def _model_of(folder: RunFolder, model: str, labels: Sequence[str], schema: object) -> "SavedModel":

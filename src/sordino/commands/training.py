@@ -1,10 +1,9 @@
 """`train` and `demo`: a private model from a named dataset or a file, in a run folder with its guarantee and report."""
 
-import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -48,7 +47,14 @@ if TYPE_CHECKING:
     from sordino.training.distributed import DistributedContext
     from sordino.training.plan import Plan
 
-__all__ = ["demo", "get_target_epsilon", "get_training_config", "load_model_factory", "train"]
+__all__ = [
+    "demo",
+    "get_recommended_config",
+    "get_target_epsilon",
+    "get_training_config",
+    "load_model_factory",
+    "train",
+]
 
 
 def demo(*, epsilon: float = 1.0, out: Path | str | None = None, progress: Progress = SILENT) -> RunOutcome:
@@ -65,7 +71,7 @@ def demo(*, epsilon: float = 1.0, out: Path | str | None = None, progress: Progr
     from sordino.data import load_dataset
 
     dataset = load_dataset("adult")
-    config = _recommended("logistic", dataset, epsilon, None, None)
+    config = get_recommended_config("logistic", dataset, epsilon, None, None)
     progress.status(
         f"{len(dataset.train):,} public census records, logistic regression, {config.plan.steps} private steps",
         title="Adult",
@@ -212,7 +218,7 @@ def train(
     if resume is not None:
         config = get_training_config(resume, dataset, factory)
     else:
-        config = _with_extras(_recommended(factory, dataset, goal, delta, steps), secure_mode, release_losses)
+        config = _with_extras(get_recommended_config(factory, dataset, goal, delta, steps), secure_mode, release_losses)
         config = _by_hand(
             config, len(dataset.train), goal, batch_size, max_grad_norm, learning_rate, sampling, neighboring_relation
         )
@@ -273,9 +279,14 @@ def _goal(epsilon: float | None, delta: float | None, resume: Path | None, by_ha
     return checks.positive(epsilon=epsilon, hint="Give --epsilon.")
 
 
-def _recommended(
-    model: "str | ModelFactory", dataset: "DatasetSplits", epsilon: float, delta: float | None, steps: int | None
+def get_recommended_config(
+    model: "str | ModelFactory",
+    dataset: "DatasetSplits",
+    epsilon: float,
+    delta: float | None,
+    steps: int | None = None,
 ) -> "TrainingConfig":
+    """The settings that were fixed in advance for this kind of model and so many records."""
     from sordino.recipes import recommend_config
 
     return recommend_config(
@@ -453,6 +464,7 @@ def _run(job: _Job, progress: Progress, ranks: "DistributedContext | None" = Non
     """Train, and leave a complete run folder; of several processes this is the first, and the others `_assist`."""
     from sordino.randomness import KeyedRNG
     from sordino.recipes import train_with_config
+    from sordino.recipes.recipe import seeded_torch_rng
     from sordino.recipes.saved_model import describe_module
     from sordino.training import tuned_process
 
@@ -465,7 +477,7 @@ def _run(job: _Job, progress: Progress, ranks: "DistributedContext | None" = Non
         return RunFolder.create(job.folder, plan=plan.to_json(), meta=_metadata(job, rng))
 
     run = begun() if ranks is None else ranks.rank_zero_first(begun)
-    with tuned_process(), _seeded(rng), closed_after_failure(run):
+    with tuned_process(), seeded_torch_rng(rng), closed_after_failure(run):
         result = train_with_config(
             job.dataset,
             job.config,
@@ -493,12 +505,13 @@ def _assist(job: _Job, ranks: "DistributedContext") -> None:
     """
     from sordino.randomness import KeyedRNG
     from sordino.recipes import train_with_config
+    from sordino.recipes.recipe import seeded_torch_rng
     from sordino.training import tuned_process
 
     # A folder that can't be made is refused in all processes.
     ranks.rank_zero_first(lambda: None)
     rng = job.rng or KeyedRNG()
-    with tuned_process(), _seeded(rng):
+    with tuned_process(), seeded_torch_rng(rng):
         train_with_config(
             job.dataset,
             job.config,
@@ -577,19 +590,6 @@ def _data_accesses(job: _Job) -> dict[str, str]:
         if job.diagnostics is None
         else "Losses and batch sizes were shown on the terminal, without noise; they are not stored.",
     }
-
-
-@contextlib.contextmanager
-def _seeded(rng: "KeyedRNG") -> Iterator[None]:
-    """Initial weights come from torch's generator; a repeatable run repeats them too."""
-    import torch
-
-    if not rng.reproducible or rng.seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.seed % 2**63)
-        yield
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -275,21 +275,14 @@ def paid_charts(evaluation: PrivateEvaluation) -> list[tuple[str, str]]:
     """Shares of right answers with their intervals: (column, drawing) for all records and each column."""
     charts = []
     for column in dict.fromkeys(share.column for share in evaluation.shares):
+        rows, said = [], []
         part = [share for share in evaluation.shares if share.column == column]
-        rows = [
-            (
-                f"{share.value} · about {share.records:,} records",
-                share.accuracy if share.is_known else 0.0,
-                share.describe(),
-                True,
-            )
-            for share in part
-        ]
-        said = ", ".join(
-            f"{share.value} {share.describe()} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)" for share in part
-        )
+        for share in part:
+            words, length = share.describe(), share.accuracy if share.is_known else 0.0
+            rows.append((f"{share.value} · about {share.records:,} records", length, words, True))
+            said.append(f"{share.value} {words} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)")
         spans = [(share.lower, share.upper) for share in part]
-        charts.append((column, _bars(rows, f"Accuracy: {said}", spans=spans, gap=44, thick=12)))
+        charts.append((column, _bars(rows, f"Accuracy: {', '.join(said)}", spans=spans, gap=44, thick=12)))
     return charts
 
 
