@@ -87,41 +87,33 @@ def print_heads(output: Output, found: dict[str, str]) -> None:
     output.print_result({"heads": found}, heading("every line holds", "heads; note them down elsewhere"), *lines)
 
 
-def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
+def _page(document: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     """An account for people."""
-    budget, spent, left = _part(document, "budget"), _part(document, "spent"), _part(document, "left")
-    currency, amount = str(left["measure"]), float(str(left["amount"]))
+    budget, left = document["budget"], document["left"]
     more = f"ε ≈ {left['epsilon']:.3g} in one charge"
-    if currency == "ρ" and amount > 0:
-        noise = format_upper_bound((1 / (2 * amount)) ** 0.5, 3)
-        more += f": a Gaussian of noise multiplier {noise} still fits (ρ = {amount:.4g})"
+    if left["measure"] == "ρ" and left["amount"] > 0:
+        noise = format_upper_bound((1 / (2 * left["amount"])) ** 0.5, 3)
+        more += f": a Gaussian of noise multiplier {noise} still fits (ρ = {left['amount']:.4g})"
     rows = [
         ("budget", f"(ε = {budget['epsilon']:g}, δ = {budget['delta']:g})"),
-        ("policy", str(budget["policy"])),
-        ("unit", PrivacyUnit(str(document["privacy_unit"])).describe()),
-        ("neighbors", NeighboringRelation(str(document["neighboring_relation"])).describe()),
-        ("spent", _epsilon(spent["epsilon"])),
+        ("policy", budget["policy"]),
+        ("unit", PrivacyUnit(document["privacy_unit"]).describe()),
+        ("neighbors", NeighboringRelation(document["neighboring_relation"]).describe()),
+        ("spent", _epsilon(document["spent"]["epsilon"])),
         ("left", more),
     ]
     rows += [
-        ("reserved", f"{name}  {describe_event(from_dict(left))}")
-        for name, left in _part(document, "reservations").items()
+        ("reserved", f"{name}  {describe_event(from_dict(event))}") for name, event in document["reservations"].items()
     ]
     bar = Table.grid(padding=(0, 2, 0, 0))
-    bar.add_row(_bar(float(str(left["fraction"]))), f"{100 * float(str(left['fraction'])):.1f} % left")
-    return heading(str(document["account"])), bar, Text(), key_value_table(rows)
+    bar.add_row(_bar(left["fraction"]), f"{100 * left['fraction']:.1f} % left")
+    return heading(document["account"]), bar, Text(), key_value_table(rows)
 
 
-def _part(document: Mapping[str, object], name: str) -> Mapping[str, object]:
-    part = document[name]
-    assert isinstance(part, Mapping)
-    return part
-
-
-def _epsilon(value: object) -> str:
+def _epsilon(value: float | str | None) -> str:
     if value is None:
         return "no accountant composes these events"
-    return "ε = ∞" if isinstance(value, str) else f"ε = {format_upper_bound(float(str(value)), 4)}"
+    return "ε = ∞" if isinstance(value, str) else f"ε = {format_upper_bound(value, 4)}"
 
 
 def _bar(share: float, length: int = _BAR) -> Text:
@@ -129,18 +121,17 @@ def _bar(share: float, length: int = _BAR) -> Text:
     return Text.assemble(("━" * used, "bright_black"), ("━" * (length - used), "cyan"))
 
 
-def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
+def _overview(documents: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for column in ("dataset", "budget", "policy", "spent", "left", ""):
         table.add_column(column, no_wrap=column != "dataset", overflow="fold")
     for document in documents:
-        budget, left = _part(document, "budget"), _part(document, "left")
-        share = float(str(left["fraction"]))
+        budget, share = document["budget"], document["left"]["fraction"]
         table.add_row(
-            Text(str(document["account"]), style="bold"),
+            Text(document["account"], style="bold"),
             f"ε = {budget['epsilon']:g}, δ = {budget['delta']:g}",
-            str(budget["policy"]),
-            _epsilon(_part(document, "spent")["epsilon"]),
+            budget["policy"],
+            _epsilon(document["spent"]["epsilon"]),
             _bar(share, _SHORT_BAR),
             f"{100 * share:.1f} %",
         )

@@ -28,50 +28,47 @@ def print_account(output: Output, found: "AccountedRun") -> None:
     output.print_result(found.to_dict(), *_page(found.to_dict()))
 
 
-def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
+def _page(document: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     """The document for people."""
-    epsilon = document["epsilon"]
-    interval, accountants = document["interval"], document["accountants"]
-    assert isinstance(epsilon, float | str)
+    epsilon, bare, attack = document["epsilon"], document["epsilon_without_amplification"], document["attack"]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")
-    if isinstance(accountants, dict):
-        for name, value in sorted(accountants.items(), key=lambda item: float(item[1])):
-            chosen = name == document["accountant"]
-            table.add_row(name.replace("_", " "), Text(epsilon_text(value), style="bold" if chosen else ""))
+    for name, value in sorted(document["accountants"].items(), key=lambda item: float(item[1])):
+        chosen = name == document["accountant"]
+        table.add_row(name.replace("_", " "), Text(epsilon_text(value), style="bold" if chosen else ""))
     rows = [
-        ("unit", PrivacyUnit(str(document["privacy_unit"])).describe()),
-        ("neighbors", NeighboringRelation(str(document["neighboring_relation"])).describe()),
-        ("sampler", str(document["sampler"])),
-        ("accountant", str(document["accountant"]).replace("_", " ")),
+        *_declared(document),
+        ("sampler", document["sampler"]),
+        ("accountant", document["accountant"].replace("_", " ")),
+        ("true ε within", _between(**document["interval"])),
     ]
-    if isinstance(interval, dict):
-        rows.append(("true ε within", _between(interval["lower"], interval["upper"])))
-    bare, attack = document["epsilon_without_amplification"], document["attack"]
     if bare is not None and bare != epsilon:
-        assert isinstance(bare, float | str)
         rows.append(("without amplification", f"ε = {epsilon_text(bare)}"))
-    if isinstance(attack, dict):
+    if attack is not None:
         rows.append(("attack", _describe_attack(attack)))
     if "plot" in document:
-        rows.append(("plot", str(document["plot"])))
+        rows.append(("plot", document["plot"]))
     return (
-        heading(f"ε = {epsilon_text(epsilon)} at δ = {exact_text(float(str(document['delta'])))}"),
+        heading(f"ε = {epsilon_text(epsilon)} at δ = {exact_text(document['delta'])}"),
         key_value_table(rows),
         Text("\nε by accountant (each is a valid upper bound)", style="dim"),
         table,
     )
 
 
-def _describe_attack(attack: Mapping[str, object]) -> str:
-    found = attack["true_positive_rate"]
-    assert isinstance(found, Mapping)
+def _declared(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For which unit and which neighbors the ε of a document holds."""
+    unit, relation = PrivacyUnit(document["privacy_unit"]), NeighboringRelation(document["neighboring_relation"])
+    return [("unit", unit.describe()), ("neighbors", relation.describe())]
+
+
+def _describe_attack(attack: Mapping[str, Any]) -> str:
     parts = [
         f"≤ {format_upper_bound(100 * value)} % at {100 * float(rate):g} % false positives"
-        for rate, value in found.items()
+        for rate, value in attack["true_positive_rate"].items()
     ]
-    return f"true positives {', '.join(parts)}; advantage ≤ {exact_text(float(str(attack['advantage'])))}"
+    return f"true positives {', '.join(parts)}; advantage ≤ {exact_text(attack['advantage'])}"
 
 
 def _between(lower: float | str, upper: float | str) -> str:
@@ -137,8 +134,7 @@ def _settings_page(done: "RecommendedPlan") -> tuple[RenderableType, ...]:
         ("signal", f"{100 * min(1.0, found.signal / found.signal_ceiling):.0f} % of what ε and δ allow"),
         ("one step", f"a gradient stands {found.gradient_to_noise:.3g} to 1 against its noise, at most"),
         ("to try settings", f"batch {trial} with noise multiplier {round_up(noise, 3)}, same steps, on PUBLIC records"),
-        ("unit", PrivacyUnit(done.document["privacy_unit"]).describe()),
-        ("neighbors", NeighboringRelation(done.document["neighboring_relation"]).describe()),
+        *_declared(done.document),
     ]
     sources = "\n".join(f"{name.replace('_', ' ')}: {text}." for name, text in done.document["sources"].items())
     return (
@@ -154,32 +150,21 @@ def _settings_page(done: "RecommendedPlan") -> tuple[RenderableType, ...]:
 
 def _table_page(done: PlanTable) -> tuple[RenderableType, ...]:
     document = done.document
-    relation, unit = NeighboringRelation(document["neighboring_relation"]), PrivacyUnit(document["privacy_unit"])
     grid = Table(box=None, padding=(0, 3, 1, 0), header_style="dim", show_edge=False)
     grid.add_column("batch size", justify="right", style="dim")
     for epochs in done.passes:
         grid.add_column(f"{epochs:g} epochs", justify="right")
-    by_place = {(cell.batch_size, cell.epochs): cell for cell in done.cells}
+    by_setting = {(cell.batch_size, cell.epochs): cell for cell in done.cells}
     for size in done.sizes:
         row = [Text(f"{size:g}")]
         for epochs in done.passes:
-            cell = by_place[size, epochs]
+            cell = by_setting[size, epochs]
             chosen = cell is done.best
-            row.append(
-                Text.assemble(
-                    (
-                        f"{'★ ' if chosen else ''}{round_up(cell.noise_multiplier, 5)}",
-                        "bold cyan" if chosen else "bold",
-                    ),
-                    (f"\n{cell.steps:,} steps\n{100 * cell.share_of_ceiling:.0f} % signal", "dim"),
-                )
-            )
+            noise = f"{'★ ' if chosen else ''}{round_up(cell.noise_multiplier, 5)}"
+            below = f"\n{cell.steps:,} steps\n{100 * cell.share_of_ceiling:.0f} % signal"
+            row.append(Text.assemble((noise, "bold cyan" if chosen else "bold"), (below, "dim")))
         grid.add_row(*row)
-    rows = [
-        ("unit", unit.describe()),
-        ("neighbors", relation.describe()),
-        ("public", "the number of records"),
-    ]
+    rows = [*_declared(document), ("public", "the number of records")]
     rule = (
         "signal = q√steps/σ, of the most that ε and δ allow. ★ the fewest gradients (epochs) within 10 % of the "
         "table's best signal\n(total amount of noise: Sander, Stock and Sablayrolles 2023); it doesn't know how many "
@@ -210,10 +195,9 @@ def _run_page(done: PlannedRun) -> tuple[RenderableType, ...]:
         ("sample rate", _round_down(rate)),
         ("steps", f"{steps:,}"),
         ("epochs", f"{steps * rate:.6g}"),
-        ("unit", PrivacyUnit(document["privacy_unit"]).describe()),
-        ("neighbors", NeighboringRelation(document["neighboring_relation"]).describe()),
-        ("sampler", str(document["sampler"])),
-        ("accountant", str(document["accountant"]).replace("_", " ")),
+        *_declared(document),
+        ("sampler", document["sampler"]),
+        ("accountant", document["accountant"].replace("_", " ")),
     ]
     if size is not None:
         rows.insert(2, ("batch size", f"{size:.6g} of {round(size / rate):,} records (public)"))
@@ -223,7 +207,6 @@ def _run_page(done: PlannedRun) -> tuple[RenderableType, ...]:
         "sample_rate": f"sample rate at most {_round_down(rate)}",
         "delta": f"δ = {exact_text(delta)} at least",
     }
-    cost = document["epsilon"]
-    assert isinstance(cost, float | str)
-    note = f"keeps the run at ε = {epsilon_text(cost)} ≤ {exact_text(target)} for δ = {exact_text(delta)}"
+    cost = epsilon_text(document["epsilon"])
+    note = f"keeps the run at ε = {cost} ≤ {exact_text(target)} for δ = {exact_text(delta)}"
     return heading(words[done.found], note), key_value_table(rows)
