@@ -86,8 +86,8 @@ def check(name: str, answer: object = None) -> None:
 
 def _problem(rows: int, columns: int, seed: int) -> tuple[Floats, Floats]:
     """X and y of a least-squares problem with correlated columns of different size, the same for all readers."""
-    places = (np.arange(rows) + 0.5)[:, None] * np.arange(1, columns + 1)
-    waves = np.cos(np.pi * places / rows) * np.geomspace(1.0, 0.4, columns)
+    positions = (np.arange(rows) + 0.5)[:, None] * np.arange(1, columns + 1)
+    waves = np.cos(np.pi * positions / rows) * np.geomspace(1.0, 0.4, columns)
     x = waves + 0.3 * waves[:, :1]
     return x, x @ np.linspace(1.0, -1.0, columns) + 0.5 * np.sin((seed + 1.7) * np.arange(rows))
 
@@ -144,13 +144,13 @@ def _refute_convex(answer: object) -> str | None:
         grid = np.linspace(low, high, 61)
         left, right = np.meshgrid(grid, grid)
         above = curve((left + right) / 2) - (curve(left) + curve(right)) / 2
-        place = np.unravel_index(np.argmax(above), above.shape)
-        convex = above[place] < 1e-9
+        highest = np.unravel_index(np.argmax(above), above.shape)
+        convex = above[highest] < 1e-9
         if name in named and not convex:
-            a, b = left[place], right[place]
+            a, b = left[highest], right[highest]
             return (
                 f"{name} is not convex: between {min(a, b):.2f} and {max(a, b):.2f} the middle lies "
-                f"{above[place]:.2f} above the chord."
+                f"{above[highest]:.2f} above the chord."
             )
         if name not in named and convex:
             return f"{name} is convex too: no middle of 3721 pairs lies above its chord."
@@ -252,11 +252,11 @@ def _counted(epsilon: float, count: int, claimed: float) -> str:
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
     at = np.arange(count)
     gaps = binom.sf(at, count, right) - math.exp(min(claimed, 500.0)) * binom.sf(at, count, 1 - right)
-    place = int(np.argmax(gaps))
+    most = int(np.argmax(gaps))
     return (
-        f"Of {count} answers by randomized response with ε₀ = {epsilon:g}, more than {place} point to yes with "
-        f"probability {binom.sf(place, count, right):.3g} for one dataset and {binom.sf(place, count, 1 - right):.3g} "
-        f"for its neighbor: a δ of {gaps[place]:.2g} at your ε."
+        f"Of {count} answers by randomized response with ε₀ = {epsilon:g}, more than {most} point to yes with "
+        f"probability {binom.sf(most, count, right):.3g} for one dataset and {binom.sf(most, count, 1 - right):.3g} "
+        f"for its neighbor: a δ of {gaps[most]:.2g} at your ε."
     )
 
 
@@ -463,9 +463,9 @@ def notebook(cells: Sequence[Cell]) -> dict[str, object]:
         ['print(1)']
     """
     body: list[dict[str, object]] = []
-    for place, cell in enumerate(cells):
+    for index, cell in enumerate(cells):
         source = cell.source.splitlines(keepends=True)
-        entry: dict[str, object] = {"cell_type": cell.kind, "id": f"cell-{place}", "metadata": {}, "source": source}
+        entry: dict[str, object] = {"cell_type": cell.kind, "id": f"cell-{index}", "metadata": {}, "source": source}
         body.append(entry | ({"execution_count": None, "outputs": []} if cell.kind == "code" else {}))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": body, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

@@ -205,10 +205,10 @@ def _curve(axes: "Axes", series: Sequence[tuple[int, float]], color: str, width:
 
 def _labels(axes: "Axes", ends: Sequence[tuple[float, str, str]], total: int, top: float) -> None:
     """Names at the ends of the curves, pushed apart where they would overlap."""
-    place = -math.inf
+    height = -math.inf
     for value, label, color in sorted(ends):
-        place = max(value, place + 0.055 * top)
-        axes.text(1.025 * total, place, label, color=color, va="center", fontsize=11, weight="bold", clip_on=False)
+        height = max(value, height + 0.055 * top)
+        axes.text(1.025 * total, height, label, color=color, va="center", fontsize=11, weight="bold", clip_on=False)
 
 
 # ── the trade-off curve ─────────────────────────────────────────────────────────────────────────────────────
@@ -315,11 +315,11 @@ def _scale(axes: "Axes", result: "AuditResult") -> None:
         ("claimed", result.claimed.epsilon, _SOFT),
         ("shown", result.bound.epsilon, _ACCENT if result.passed else COLORS["alarm"]),
     ]
-    for place, (_, value, color) in enumerate(rows):
-        axes.barh(place, value, height=0.42, color=color)
+    for row, (_, value, color) in enumerate(rows):
+        axes.barh(row, value, height=0.42, color=color)
         axes.annotate(
             f"{value:.2f}",
-            (value, place),
+            (value, row),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
@@ -369,11 +369,11 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
     """One line a method, named at its right end; names are moved apart where they would overlap."""
     scale, ends = _scale_of(found), []
     names = list(dict.fromkeys(cell.method for cell in found.cells))
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         cells = sorted((cell for cell in found.cells if cell.method == name), key=lambda cell: cell.epsilon)
-        color = METHOD_COLORS[place % len(METHOD_COLORS)]
+        color = METHOD_COLORS[index % len(METHOD_COLORS)]
         means = [scale * cell.mean for cell in cells]
-        axes.plot(budgets, means, color=color, linewidth=2, marker=_MARKS[place % len(_MARKS)], markersize=6)
+        axes.plot(budgets, means, color=color, linewidth=2, marker=_MARKS[index % len(_MARKS)], markersize=6)
         for cell in cells:
             if len(cell.scores) > 1:
                 low, high = scale * min(cell.scores), scale * max(cell.scores)
@@ -395,10 +395,10 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
     axes.grid(axis="y", color=_HAIR)
     axes.set_axisbelow(True)
     right_margin = axes.get_yaxis_transform()
-    for place, (value, name, color) in zip(_apart([end[0] for end in ends], low, high), ends, strict=True):
+    for height, (value, name, color) in zip(_apart([end[0] for end in ends], low, high), ends, strict=True):
         edge = min(max(value, low), high)
-        axes.plot([1.005, 1.035], [edge, place], color=_HAIR, linewidth=1, transform=right_margin, clip_on=False)
-        axes.text(1.042, place, f"{name}  {value:.4g}", va="center", fontsize=11, color=color, transform=right_margin)
+        axes.plot([1.005, 1.035], [edge, height], color=_HAIR, linewidth=1, transform=right_margin, clip_on=False)
+        axes.text(1.042, height, f"{name}  {value:.4g}", va="center", fontsize=11, color=color, transform=right_margin)
 
 
 def _window(found: "Comparison", others: Mapping[str, float], scale: float) -> tuple[float, float]:
@@ -417,19 +417,19 @@ def _window(found: "Comparison", others: Mapping[str, float], scale: float) -> t
 def _apart(values: Sequence[float], low: float, high: float) -> list[float]:
     """The values, moved up and down as little as needed to stand a line of text apart."""
     step = (high - low) / 24
-    order = sorted(range(len(values)), key=lambda place: values[place])
-    places = [min(max(values[place], low), high) for place in order]
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    heights = [min(max(values[index], low), high) for index in order]
     for _ in range(200):
         moved = False
-        for k in range(len(places) - 1):
-            short = step - (places[k + 1] - places[k])
+        for k in range(len(heights) - 1):
+            short = step - (heights[k + 1] - heights[k])
             if short > 1e-9 * step:
-                places[k], places[k + 1], moved = places[k] - short / 2, places[k + 1] + short / 2, True
+                heights[k], heights[k + 1], moved = heights[k] - short / 2, heights[k + 1] + short / 2, True
         if not moved:
             break
     found = [0.0] * len(values)
-    for k, place in enumerate(order):
-        found[place] = places[k]
+    for k, index in enumerate(order):
+        found[index] = heights[k]
     return found
 
 
@@ -441,11 +441,11 @@ def _bars(axes: "Axes", found: "Comparison") -> None:
     )
     axes.barh(range(len(cells)), [scale * cell.mean for cell in cells], color=METHOD_COLORS[0], height=0.55)
     axes.set_yticks(range(len(cells)), [cell.method for cell in cells])
-    for place, cell in enumerate(cells):
+    for row, cell in enumerate(cells):
         low, high = scale * min(cell.scores), scale * max(cell.scores)
         if len(cell.scores) > 1:
-            axes.plot([low, high], [place, place], color=_INK, linewidth=1.4)
-        axes.text(max(high, scale * cell.mean), place, f"  {scale * cell.mean:.4g}", va="center", color=_INK)
+            axes.plot([low, high], [row, row], color=_INK, linewidth=1.4)
+        axes.text(max(high, scale * cell.mean), row, f"  {scale * cell.mean:.4g}", va="center", color=_INK)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     (epsilon,) = {cell.epsilon for cell in found.cells}

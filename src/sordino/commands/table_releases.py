@@ -429,13 +429,13 @@ def schema_draft(
     from sordino.data.schema_files import draft_schema
 
     file = Path(file)
-    place = Path(f"{file.name.partition('.')[0]}.schema.toml") if out is None else Path(out)
-    if place.suffix.lower() not in (".toml", ".json"):
-        raise InvalidArgument(f"out must end with .toml or .json, got {place.name!r}. Rename it.")
+    path = Path(f"{file.name.partition('.')[0]}.schema.toml") if out is None else Path(out)
+    if path.suffix.lower() not in (".toml", ".json"):
+        raise InvalidArgument(f"out must end with .toml or .json, got {path.name!r}. Rename it.")
     form = table_format(None, separator, decimal, encoding) or TableFormat()
-    text, names = draft_schema(file, target=target, table_format=form, out=place)
-    write_new_file(place, text)
-    return SchemaDraft(path=place, columns=tuple(names))
+    text, names = draft_schema(file, target=target, table_format=form, out=path)
+    write_new_file(path, text)
+    return SchemaDraft(path=path, columns=tuple(names))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,14 +293,14 @@ def one_line(value: object) -> str | None:
 
 
 def composition(
-    lines: list[TranscriptLine], meta: Mapping[str, object], place: str | Path | None, *, paid: Collection[str] = ()
+    lines: list[TranscriptLine], meta: Mapping[str, object], ledger: str | Path | None, *, paid: Collection[str] = ()
 ) -> Composition:
     """What is known of other uses of the records.
 
     Args:
         lines: the transcript, whose lines name the charges that paid for them.
         meta: facts of the run.
-        place: the ledger, or None.
+        ledger: the ledger, or None.
         paid: charges of evaluations, which may be all that the ledger holds of this run.
 
     Raises:
@@ -308,14 +308,15 @@ def composition(
     """
     said = one_line(meta.get("composition"))
     charges = {line.charge for line in lines if line.charge is not None}
-    if place is None:
+    if ledger is None:
         if said is None and charges:
             said = (
                 f"The run was charged to a ledger, with {len(charges):,} charges. What else was charged to the same "
                 "account is in the ledger, which was not given for this report."
             )
         return Composition(text=said)
-    accounts = _accounts(place)
+    book = Ledger(ledger)
+    accounts = [(account, account.history()) for account in map(book.account, book.accounts())]
     # The account that paid for training, wherever evaluations were charged.
     for account, history, wanted in [(*one, set(wanted)) for wanted in (charges, paid) for one in accounts]:
         own = [entry for entry in history if entry.digest in wanted]
@@ -324,12 +325,6 @@ def composition(
     raise InvalidArgument(
         "ledger must hold charges of this run, got one without any. Give the ledger that the run was charged to."
     )
-
-
-def _accounts(place: str | Path) -> list[tuple[Account, list[LedgerEntry]]]:
-    book = Ledger(place)
-    accounts = [book.account(name) for name in book.accounts()]
-    return [(account, account.history()) for account in accounts]
 
 
 def _of(account: Account, history: list[LedgerEntry], own: list[LedgerEntry], said: str | None) -> Composition:
