@@ -52,6 +52,8 @@ except ImportError as error:
         f"sordino.federated.flower must find Flower, got {type(error).__name__}. Install sordino[federated]."
     ) from None
 
+__all__ = ["CertifiedAccountant", "PrivateStrategy", "clipping_mod", "local_privacy_mod"]
+
 ClientCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientCallable], Message]
 
