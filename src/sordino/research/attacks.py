@@ -122,62 +122,46 @@ def invert_by_matching(
         Zhu, Liu, Han 2019, "Deep leakage from gradients", equation 5.
     """
     checks.integer(1, steps=steps)
+    checks.integer(2, classes=classes)
     source, parameters = rng or KeyedRNG(), _matching(model, gradient)
-    task = _Task(
-        model=model,
-        parameters=parameters,
-        gradient=gradient,
-        shape=(1 if labels is None else len(labels), *shape),
-        classes=checks.integer(2, classes=classes),
-        labels=labels,
-    )
-    found = [_matched(task, steps, source) for _ in range(checks.integer(1, restarts=restarts))]
-    return min(found, key=lambda one: one.distance)
+    records = 1 if labels is None else len(labels)
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Task:
-    model: nn.Module
-    parameters: list[nn.Parameter]
-    gradient: Sequence[Tensor]
-    shape: tuple[int, ...]
-    classes: int
-    labels: Tensor | None
-
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+    def distance(x: Tensor, y: Tensor) -> Tensor:
         """‖∇L(x, y) − g‖², with y as logits when labels are searched for."""
-        targets = self.labels if self.labels is not None else y.softmax(dim=1)
-        own = torch.autograd.grad(F.cross_entropy(self.model(x), targets), self.parameters, create_graph=True)
-        return torch.stack([((a - b) ** 2).sum() for a, b in zip(own, self.gradient, strict=True)]).sum()
+        targets = labels if labels is not None else y.softmax(dim=1)
+        own = torch.autograd.grad(F.cross_entropy(model(x), targets), parameters, create_graph=True)
+        return torch.stack([((a - b) ** 2).sum() for a, b in zip(own, gradient, strict=True)]).sum()
 
+    def search() -> Inversion:
+        x, y = (
+            _normal(start, source, "inversion-start").to(gradient[0]).requires_grad_()
+            for start in ((records, *shape), (records, classes))
+        )
+        searched = [x] if labels is not None else [x, y]
+        optimizer = torch.optim.LBFGS(
+            searched, lr=1.0, max_iter=_INNER, history_size=100, line_search_fn="strong_wolfe"
+        )
+        best, kept = math.inf, (x.detach().clone(), y.detach().clone())
 
-def _matched(task: _Task, steps: int, rng: KeyedRNG) -> Inversion:
-    x, y = (
-        _normal(shape, rng, "inversion-start").to(task.gradient[0]).requires_grad_()
-        for shape in (task.shape, (task.shape[0], task.classes))
-    )
-    searched = [x] if task.labels is not None else [x, y]
-    optimizer = torch.optim.LBFGS(searched, lr=1.0, max_iter=_INNER, history_size=100, line_search_fn="strong_wolfe")
-    best, kept = math.inf, (x.detach().clone(), y.detach().clone())
+        def closure() -> Tensor:
+            value = distance(x, y)
+            for tensor, slope in zip(searched, torch.autograd.grad(value, searched), strict=True):
+                tensor.grad = slope
+            return value.detach()
 
-    def closure() -> Tensor:
-        value = task.distance(x, y)
-        for tensor, slope in zip(searched, torch.autograd.grad(value, searched), strict=True):
-            tensor.grad = slope
-        return value.detach()
+        for _ in range(-(-steps // _INNER)):
+            optimizer.step(closure)
+            value = distance(x, y).item()
+            if value < best:
+                best, kept = value, (x.detach().clone(), y.detach().clone())
+            if not math.isfinite(value) or value < _CLOSE_ENOUGH:
+                break
+        method = "gradient matching" if labels is None else "gradient matching, labels known"
+        found = kept[1].argmax(dim=1) if labels is None else labels
+        return Inversion(features=kept[0], labels=found, distance=best, method=method)
 
-    for _ in range(-(-steps // _INNER)):
-        optimizer.step(closure)
-        value = task.distance(x, y).item()
-        if value < best:
-            best, kept = value, (x.detach().clone(), y.detach().clone())
-        if not math.isfinite(value) or value < _CLOSE_ENOUGH:
-            break
-    features, guessed = kept
-    if task.labels is None:
-        return Inversion(features=features, labels=guessed.argmax(1), distance=best, method="gradient matching")
-    method = "gradient matching, labels known"
-    return Inversion(features=features, labels=task.labels, distance=best, method=method)
+    found = [search() for _ in range(checks.integer(1, restarts=restarts))]
+    return min(found, key=lambda one: one.distance)
 
 
 def invert_by_direction(
@@ -702,12 +686,22 @@ class Impersonator:
     def flat_update(self, model: nn.Module) -> Tensor:
         """`update` as one vector, in the order of the model's parameters."""
         weights = _flat(model)
-        _paint(model, self._painter, self._optimizer, self._target, self._steps, self._source)
+        self._paint(model)
         fakes = self.pictures(_FAKES * self._federation.local_steps)
         batches = _with_fakes(_batches(self._records, self._federation, self._source), fakes, self._classes)
         found = _update(model, weights, batches, self._federation, None)
         _load(model, weights)
         return found
+
+    def _paint(self, model: nn.Module) -> None:
+        """Train the generator to have its pictures taken for the target by `model`."""
+        wanted = torch.full((_FAKES,), self._target)
+        parameters = list(self._painter.parameters())
+        for _ in range(self._steps):
+            loss = F.cross_entropy(model(self._painter(_normal((_FAKES, _LATENT), self._source, _FEDERATION))), wanted)
+            for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = slope
+            self._optimizer.step()
 
     def pictures(self, count: int = _FAKES) -> Tensor:
         """Pictures as the attacker paints them now, (count, *shape), in [0, 1]."""
@@ -841,19 +835,6 @@ def _with_fakes(batches: Iterator[Pair], fakes: Tensor, label: int) -> Iterator[
 
 
 # ── the attacker ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _paint(
-    model: nn.Module, painter: nn.Module, optimizer: torch.optim.Optimizer, target: int, steps: int, source: KeyedRNG
-) -> None:
-    wanted = torch.full((_FAKES,), target)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(painter(_normal((_FAKES, _LATENT), source, _FEDERATION))), wanted)
-        slopes = torch.autograd.grad(loss, list(painter.parameters()))
-        for parameter, slope in zip(painter.parameters(), slopes, strict=True):
-            parameter.grad = slope
-        optimizer.step()
 
 
 def _painter(shape: tuple[int, ...]) -> nn.Module:
