@@ -182,8 +182,8 @@ class FilterHandle:
     """
 
     def __init__(self, rule: GradientFilter, optimizer: Optimizer) -> None:
-        hooks = _hooks(optimizer)
-        if any(_attached(hook) is not None and type(_rule_of(hook)) is type(rule) for hook in hooks):
+        attached = [handle for hook in _hooks(optimizer) if (handle := _attached(hook)) is not None]
+        if any(type(handle.rule) is type(rule) for handle in attached):
             raise InvalidArgument(
                 f"optimizer must have one {type(rule).__name__} at most, got one with it. Call remove() on the first."
             )
@@ -209,9 +209,8 @@ class FilterHandle:
     def _before(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         self._check_order(optimizer)
         self._pending = {}
-        for parameter in _stepped(optimizer):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
             memory = dict(parameter_entries(optimizer, parameter, self.rule.name))
-            assert parameter.grad is not None
             parameter.grad = self.rule.filter_gradient(parameter.grad, memory).to(parameter.dtype)
             self.rule.before_step(parameter, memory)
             self._pending[parameter] = memory
@@ -248,12 +247,3 @@ def _hooks(optimizer: Optimizer) -> list[object]:
 def _attached(hook: object) -> FilterHandle | None:
     owner = getattr(hook, "__self__", None)
     return owner if isinstance(owner, FilterHandle) else None
-
-
-def _rule_of(hook: object) -> GradientFilter | None:
-    owner = _attached(hook)
-    return None if owner is None else owner.rule
-
-
-def _stepped(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

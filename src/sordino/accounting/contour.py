@@ -94,8 +94,13 @@ class ContourIntegral:
         self._lines = self._build(steps, cutoff)
         self._refuse(sum(line.size for line in self._lines) * cutoff * self._period / (2 * math.pi), work)
         self._guard = evaluate_saddle_point(steps, guard, certified=True)
-        self._sums(steps)
-        self._log_tail = self._tail(steps, cutoff)
+        moments = [(step.count, line.moments) for step, line in zip(steps, self._lines, strict=True)]
+        self._log_mgf = math.fsum(count * m.log_mgf for count, m in moments)
+        self._error = math.fsum(count * m.error for count, m in moments)
+        self._mean = math.fsum(count * m.mean for count, m in moments)
+        decay = math.fsum(step.count * line.decay()(cutoff) for step, line in zip(steps, self._lines, strict=True))
+        # The bound on the tail, without e^{−λε}.
+        self._log_tail = self._log_mgf + self._error + decay - math.log(math.pi * cutoff)
         self._evaluate(steps, cutoff)
 
     # ── where to stop ───────────────────────────────────────────────────────────────────────────────────────
@@ -133,17 +138,6 @@ class ContourIntegral:
             )
 
     # ── the integrand on the line ───────────────────────────────────────────────────────────────────────────
-
-    def _sums(self, steps: Sequence[RepeatedMGF]) -> None:
-        moments = [(step.count, line.moments) for step, line in zip(steps, self._lines, strict=True)]
-        self._log_mgf = math.fsum(count * m.log_mgf for count, m in moments)
-        self._error = math.fsum(count * m.error for count, m in moments)
-        self._mean = math.fsum(count * m.mean for count, m in moments)
-
-    def _tail(self, steps: Sequence[RepeatedMGF], cutoff: float) -> float:
-        """Log of the bound on the tail, without e^{−λε}."""
-        decay = math.fsum(step.count * line.decay()(cutoff) for step, line in zip(steps, self._lines, strict=True))
-        return self._log_mgf + self._error + decay - math.log(math.pi * cutoff)
 
     def _evaluate(self, steps: Sequence[RepeatedMGF], cutoff: float) -> None:
         spacing = 2 * math.pi / self._period

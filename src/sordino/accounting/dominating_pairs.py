@@ -23,7 +23,7 @@ In units of the noise's standard deviation, with m = 1/z the shift of a record u
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from sordino.accounting.base import EventCounts, Repeated
@@ -97,7 +97,12 @@ def dominating_pairs(event: Event, neighboring_relation: NeighboringRelation) ->
             _require(event, neighboring_relation, _ADD, _ZERO)
             return _both(_binomial(event.group_size, event.sample_rate, 1 / inner.noise_multiplier))
         case SampledWithoutReplacement(event=Gaussian() as inner):
-            return _fixed_size(event.sample_size / event.dataset_size, inner, neighboring_relation)
+            # The record displaces another one, at most the diameter of contributions away.
+            shift = (1.0 if neighboring_relation is _REPLACE else 2.0) / inner.noise_multiplier
+            pairs = _both(_hit(event.sample_size / event.dataset_size, shift))
+            if neighboring_relation is _ADD or len(pairs) == 1:
+                return pairs
+            return (PointwiseMaxPLD(positive=pairs[0], negative=pairs[1]),)
         case SampledWithReplacement(event=Gaussian() as inner):
             return _with_replacement(event, inner, neighboring_relation)
         case GaussianMixture():
@@ -153,17 +158,6 @@ def _both(mixture: Mixture) -> tuple[GaussianMixturePLD, ...]:
     )
 
 
-def _fixed_size(
-    sample_rate: float, inner: Gaussian, neighboring_relation: NeighboringRelation
-) -> tuple[DominatingPair, ...]:
-    """The record displaces another one, at most the diameter of contributions away."""
-    shift = (1.0 if neighboring_relation is _REPLACE else 2.0) / inner.noise_multiplier
-    pairs = _both(_hit(sample_rate, shift))
-    if neighboring_relation is _ADD or len(pairs) == 1:
-        return pairs
-    return (PointwiseMaxPLD(positive=pairs[0], negative=pairs[1]),)
-
-
 def _with_replacement(
     event: SampledWithReplacement, inner: Gaussian, neighboring_relation: NeighboringRelation
 ) -> tuple[DominatingPair, ...]:
@@ -184,12 +178,18 @@ def _with_replacement(
 
 
 def _random_distance(event: GaussianMixture) -> Mixture:
-    """One component for each distance other than 0; equal ones joined."""
+    """One component for each distance other than 0."""
+    chances = zip(event.sensitivities, event.probabilities, strict=True)
+    shifts = _joined((m / event.noise_multiplier, chance) for m, chance in chances if m > 0 and chance > 0)
+    return Mixture(tuple(MixtureComponent(weight=min(1.0, weight), shift=shift) for shift, weight in shifts))
+
+
+def _joined(pairs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(value, weight) ascending, the weights of equal values added up."""
     weights: dict[float, list[float]] = {}
-    for distance, probability in zip(event.sensitivities, event.probabilities, strict=True):
-        if distance > 0 and probability > 0:
-            weights.setdefault(distance / event.noise_multiplier, []).append(probability)
-    return Mixture(tuple(MixtureComponent(weight=min(1.0, math.fsum(weights[m])), shift=m) for m in sorted(weights)))
+    for value, weight in pairs:
+        weights.setdefault(value, []).append(weight)
+    return [(value, math.fsum(weights[value])) for value in sorted(weights)]
 
 
 def _require(event: Event, neighboring_relation: NeighboringRelation, *allowed: NeighboringRelation) -> None:
@@ -261,15 +261,6 @@ def _poisson(event: PoissonSampled, neighboring_relation: NeighboringRelation) -
     )
 
 
-def _collected(pairs: list[tuple[float, float]]) -> DiscretePLD:
-    """Atoms with equal losses joined, ascending."""
-    masses: dict[float, list[float]] = {}
-    for loss, mass in pairs:
-        masses.setdefault(loss, []).append(mass)
-    losses = sorted(masses)
-    return DiscretePLD(losses=tuple(losses), masses=tuple(math.fsum(masses[loss]) for loss in losses))
-
-
 def _discrete_laplace(scale: float, sensitivity: int) -> DiscretePLD:
     """P(x) ∝ e^{−|x|/b}, Q shifted by s: L(x) = (|x−s| − |x|)/b, constant outside 0 < x < s."""
     ratio = math.exp(-1 / scale)
@@ -277,4 +268,5 @@ def _discrete_laplace(scale: float, sensitivity: int) -> DiscretePLD:
     top = normal / (1 - ratio)  # P(x ≤ 0)
     atoms = [(sensitivity / scale, top), (-sensitivity / scale, ratio**sensitivity * top)]
     atoms += [((sensitivity - 2 * x) / scale, normal * ratio**x) for x in range(1, sensitivity)]
-    return _collected(atoms)
+    losses, masses = zip(*_joined(atoms), strict=True)
+    return DiscretePLD(losses=losses, masses=masses)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from sordino.audit.canaries import (
     synthetic_canaries,
 )
 from sordino.audit.lower_bounds import (
-    CanaryGuesses,
     EventTradeOffFamily,
     LowerBound,
     guess_canaries,
@@ -278,12 +278,20 @@ def audit_training(
     if not plan.is_private:
         raise InvalidArgument("noise_multiplier must be > 0 for an audit, got 0. Nothing is claimed without noise.")
     checks.one_of(tuple(ATTACKERS), attacker=attacker)
+    if isinstance(canaries, str):
+        checks.one_of(_KINDS, canaries=canaries)
     rng = KeyedRNG() if rng is None else rng
     m = checks.integer(20, count=len(canaries[0]) if not isinstance(canaries, str) else count)
     r = max(2, round(_GUESSED * m)) if guesses is None else checks.integer(2, guesses=guesses)
     checks.in_range(2, m, guesses=r)
     present = draw_inclusion(m, rng)
-    planted = _planted(model, loss, tuple(data), plan, canaries, present, rng)
+    planted: GradientCanaries | RecordCanaries
+    if canaries == "gradients":
+        planted = GradientCanaries(model, loss, data, plan, present)
+    else:
+        make = {"mislabeled": mislabeled_canaries, "random": synthetic_canaries}
+        records = make[canaries](data, m, rng) if isinstance(canaries, str) else canaries
+        planted = RecordCanaries(model, loss, data, plan, records, present)
     watcher = GradientObserver(plan, planted, present)
     stepper: Optimizer = optimizer_for(planted.model, optimizer, plan)
     watcher.follow(stepper)
@@ -302,46 +310,26 @@ def audit_training(
     seconds = time.monotonic() - started
     scores = {"white-box": watcher.scores.numpy(), "black-box": planted.final_scores().cpu().numpy()}
     found = {name: guess_canaries(one, present, above=r - r // 2, below=r // 2) for name, one in scores.items()}
+    other = next(name for name in found if name != attacker)
+    terms: dict[str, Any] = {"delta": plan.delta, "confidence": confidence}
     return AuditResult(
         claimed=result.guarantee,
-        bound=one_run_trade_off_bound(found[attacker], delta=plan.delta, confidence=confidence),
-        others=_others(found, attacker, plan.delta, confidence),
+        bound=one_run_trade_off_bound(found[attacker], **terms),
+        others=(
+            (attacker, one_run_lower_bound(found[attacker], **terms)),
+            (other, one_run_trade_off_bound(found[other], **terms)),
+            (other, one_run_lower_bound(found[other], **terms)),
+        ),
         attacker=attacker,
         canaries=canaries if isinstance(canaries, str) else "your own",
-        claim_rejected=_rejected(found[attacker], plan, confidence),
+        # Whether the plan's own curve makes so many right guesses too unlikely.
+        claim_rejected=rejects_curve(
+            found[attacker], plan_family(plan).least_false_positive_rate(1.0), alpha=1 - confidence
+        ),
         checks=watcher.checks(),
         scores=scores[attacker],
         present=present,
         seconds=seconds,
-    )
-
-
-def _planted(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    data: tuple[Tensor, ...],
-    plan: Plan,
-    canaries: str | Sequence[Tensor],
-    present: np.ndarray,
-    rng: KeyedRNG,
-) -> GradientCanaries | RecordCanaries:
-    if not isinstance(canaries, str):
-        return RecordCanaries(model, loss, data, plan, canaries, present)
-    checks.one_of(_KINDS, canaries=canaries)
-    if canaries == "gradients":
-        return GradientCanaries(model, loss, data, plan, present)
-    make = mislabeled_canaries if canaries == "mislabeled" else synthetic_canaries
-    return RecordCanaries(model, loss, data, plan, make(data, len(present), rng), present)
-
-
-def _others(
-    found: dict[str, CanaryGuesses], attacker: str, delta: float, confidence: float
-) -> tuple[tuple[str, LowerBound], ...]:
-    other = next(name for name in found if name != attacker)
-    return (
-        (attacker, one_run_lower_bound(found[attacker], delta=delta, confidence=confidence)),
-        (other, one_run_trade_off_bound(found[other], delta=delta, confidence=confidence)),
-        (other, one_run_lower_bound(found[other], delta=delta, confidence=confidence)),
     )
 
 
@@ -352,8 +340,3 @@ def plan_family(plan: Plan) -> EventTradeOffFamily:
         name="the plan's, with other noise",
         neighboring_relation=plan.neighboring_relation,
     )
-
-
-def _rejected(found: CanaryGuesses, plan: Plan, confidence: float) -> bool:
-    """Whether the plan's own curve makes so many right guesses too unlikely."""
-    return rejects_curve(found, plan_family(plan).least_false_positive_rate(1.0), alpha=1 - confidence)

@@ -53,11 +53,6 @@ from sordino.training.generators import BatchGenerators
 Floats = npt.NDArray[np.float64]
 
 
-def power_of_two_size(dimension: int) -> int:
-    """The least power of two that is at least `dimension`."""
-    return 1 << max(0, dimension - 1).bit_length()
-
-
 def signs(size: int, stream: RandomStream) -> Floats:
     """`size` independent signs ±1."""
     return 1.0 - 2.0 * (stream.integers64(size) & np.uint64(1)).astype(np.float64)
@@ -172,7 +167,7 @@ class DistributedGaussian:
     @property
     def size(self) -> int:
         """Numbers in one message: the dimension padded to a power of two."""
-        return power_of_two_size(self.dimension)
+        return 1 << max(0, self.dimension - 1).bit_length()
 
     @property
     def modulus(self) -> int:

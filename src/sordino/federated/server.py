@@ -252,7 +252,12 @@ class PrivateServer(RoundsOfServer):
         resume_from: str | Path | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
-        _check(plan)
+        if plan.privacy_unit is PrivacyUnit.RECORD:
+            raise InvalidArgument(
+                "privacy_unit must be client or user in federated learning, got 'record': a client's update holds all "
+                "of its records. Pass privacy_unit='client'."
+            )
+        plan.check_options({Option.FEDERATED})
         require_single_process("server")
         self.model, self.plan = model, plan
         self._population = checks.integer(1, num_clients=num_clients)
@@ -375,7 +380,10 @@ class PrivateServer(RoundsOfServer):
                             "answers to the clients that were asked."
                         )
                     waiting.discard(client)
-                self._add(cohort.number, chunk, [update for _, update in some], last=last)
+                rows = self._stack.add_update([update for _, update in some])
+                part = Microbatch(step=cohort.number, index=chunk, is_last=last, indices=np.arange(rows))
+                self._run.step.begin(part)
+                self._run.step.add(part)
                 chunk += 1
                 if last:
                     break
@@ -391,12 +399,6 @@ class PrivateServer(RoundsOfServer):
         self._step(cohort)
         if self._writer is not None:
             self._writer.after_step(self._parts, self._run, self.done)
-
-    def _add(self, number: int, chunk: int, updates: list[GivenUpdate], *, last: bool) -> None:
-        rows = self._stack.add_update(updates)
-        part = Microbatch(step=number, index=chunk, is_last=last, indices=np.arange(rows))
-        self._run.step.begin(part)
-        self._run.step.add(part)
 
     # --- what holds ----------------------------------------------------------------------------------------------
 
@@ -415,12 +417,3 @@ class PrivateServer(RoundsOfServer):
         caveats = (*((FIXED_SEED_CAVEAT,) if seeded else ()), TRUSTED_SERVER_CAVEAT, DROPOUT_CAVEAT)
         planned = self._run.guarantee(caveats=caveats)
         return planned if self._writer is None else self._writer.guarantee(planned)
-
-
-def _check(plan: Plan) -> None:
-    if plan.privacy_unit is PrivacyUnit.RECORD:
-        raise InvalidArgument(
-            "privacy_unit must be client or user in federated learning, got 'record': a client's update holds all of "
-            "its records. Pass privacy_unit='client'."
-        )
-    plan.check_options({Option.FEDERATED})

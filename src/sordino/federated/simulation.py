@@ -27,11 +27,6 @@ from sordino.randomness import KeyedRNG, RandomStream
 from sordino.runs import RunFolder
 from sordino.training import Plan
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Local training of several simulated clients at once: one product in place of many small ones.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 Loss = Callable[..., Tensor]
 
 
@@ -45,55 +40,6 @@ class _LossOf(nn.Module):
 
     def forward(self, *batch: Tensor) -> Tensor:
         return self._loss(self.model, *batch).mean()
-
-
-def train_clients_batched(
-    model: nn.Module,
-    loss: Loss,
-    clients: Sequence[Sequence[Tensor]],
-    turns: Sequence[Tensor],
-    *,
-    learning_rate: float,
-    proximal: float = 0.0,
-) -> Iterator[dict[str, Tensor]]:
-    """How far SGD moves the shared parameters on each client's records; every client starts from `model`.
-
-    The same steps as one client after the other, up to rounding. `model` stays as it is.
-
-    Args:
-        model: holds the server's parameters; must be fit for `torch.func.vmap`.
-        loss: ``loss(model, *records)``, one value per record or their mean.
-        clients: the records of each; all have the same number.
-        turns: for each step the positions of each client's batch, (clients, batch).
-        learning_rate: > 0.
-        proximal: μ ≥ 0 of FedProx.
-
-    Yields:
-        One update a client, in their order.
-    """
-    whole = _LossOf(model, loss)
-    start = {f"model.{name}": parameter.detach() for name, parameter in shared_parameters(model).items()}
-    fixed = {name: value.detach() for name, value in whole.named_parameters() if name not in start}
-    now = {name: _repeated(value, len(clients)) for name, value in start.items()}
-    buffers = {name: _repeated(value, len(clients)) for name, value in whole.named_buffers()}
-    records = [torch.stack(list(tensors)) for tensors in zip(*clients, strict=True)]
-    rows = torch.arange(len(clients))[:, None]
-
-    def objective(own: Mapping[str, Tensor], kept: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
-        value = functional_call(whole, {**fixed, **kept, **own}, batch)
-        if proximal:
-            value = value + proximal / 2 * sum((own[name] - start[name]).square().sum() for name in start)
-        return value
-
-    slopes = vmap(grad(objective), randomness="different")
-    for positions in turns:
-        steps = slopes(now, buffers, *[tensor[rows, positions] for tensor in records])
-        for name, value in now.items():
-            value.sub_(steps[name], alpha=learning_rate)
-    for client in range(len(clients)):
-        yield {
-            name.removeprefix("model."): (value[client] - start[name]).to(value.dtype) for name, value in now.items()
-        }
 
 
 def _repeated(value: Tensor, count: int) -> Tensor:
@@ -143,9 +89,9 @@ class LocalTraining:
         shared = shared_parameters(model)
         start = {name: parameter.detach().clone() for name, parameter in shared.items()}
         optimizer = torch.optim.SGD(shared.values(), lr=self.learning_rate)
-        for batch in self._batches(records, order):
+        for positions in self._turns(len(records[0]), order):
             optimizer.zero_grad(set_to_none=True)
-            value = loss(model, *batch).mean()
+            value = loss(model, *(tensor[positions] for tensor in records)).mean()
             if self.proximal:
                 value = value + self.proximal / 2 * sum((shared[name] - start[name]).square().sum() for name in shared)
             value.backward()
@@ -166,19 +112,30 @@ class LocalTraining:
             clients: the records of each.
             orders: shuffles the records of each.
         """
-        turns = zip(*[list(self._turns(len(clients[0][0]), order)) for order in orders], strict=True)
-        return train_clients_batched(
-            model,
-            loss,
-            clients,
-            [torch.stack(positions) for positions in turns],
-            learning_rate=self.learning_rate,
-            proximal=self.proximal,
-        )
+        whole = _LossOf(model, loss)
+        start = {f"model.{name}": parameter.detach() for name, parameter in shared_parameters(model).items()}
+        fixed = {name: value.detach() for name, value in whole.named_parameters() if name not in start}
+        now = {name: _repeated(value, len(clients)) for name, value in start.items()}
+        buffers = {name: _repeated(value, len(clients)) for name, value in whole.named_buffers()}
+        records = [torch.stack(list(tensors)) for tensors in zip(*clients, strict=True)]
+        rows = torch.arange(len(clients))[:, None]
 
-    def _batches(self, records: Records, order: RandomStream) -> Iterator[list[Tensor]]:
-        for positions in self._turns(len(records[0]), order):
-            yield [tensor[positions] for tensor in records]
+        def objective(own: Mapping[str, Tensor], kept: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
+            value = functional_call(whole, {**fixed, **kept, **own}, batch)
+            if self.proximal:
+                value = value + self.proximal / 2 * sum((own[name] - start[name]).square().sum() for name in start)
+            return value
+
+        slopes = vmap(grad(objective), randomness="different")
+        for positions in zip(*(self._turns(len(clients[0][0]), order) for order in orders), strict=True):
+            steps = slopes(now, buffers, *[tensor[rows, torch.stack(positions)] for tensor in records])
+            for name, value in now.items():
+                value.sub_(steps[name], alpha=self.learning_rate)
+        for client in range(len(clients)):
+            yield {
+                name.removeprefix("model."): (value[client] - start[name]).to(value.dtype)
+                for name, value in now.items()
+            }
 
     def _turns(self, count: int, order: RandomStream) -> Iterator[Tensor]:
         size = count if self.batch_size is None else self.batch_size

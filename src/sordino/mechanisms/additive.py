@@ -166,13 +166,6 @@ class KNormMechanism:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def calibrated_noise_multiplier(*, epsilon: float, delta: float, calibration: str = "analytic") -> float:
-    """The noise multiplier for (ε, δ): ``analytic`` is exact for all ε, ``classical`` is refused for ε ≥ 1."""
-    checks.one_of(("analytic", "classical"), calibration=calibration)
-    chosen = analytic_noise_multiplier if calibration == "analytic" else classical_noise_multiplier
-    return chosen(epsilon=epsilon, delta=delta)
-
-
 @dataclass(frozen=True, kw_only=True)
 class GaussianMechanism:
     """Adds N(0, (noise_multiplier · l2_sensitivity)²) to every entry of a numpy value, in floating point.
@@ -211,9 +204,14 @@ class GaussianMechanism:
         calibration: str = "analytic",
         rng: KeyedRNG | None = None,
     ) -> "GaussianMechanism":
-        """The mechanism with the least noise that is (ε, δ)-private."""
-        multiplier = calibrated_noise_multiplier(epsilon=epsilon, delta=delta, calibration=calibration)
-        return cls(noise_multiplier=multiplier, l2_sensitivity=l2_sensitivity, rng=rng or KeyedRNG())
+        """The mechanism with the least noise that is (ε, δ)-private; ``classical`` is refused for ε ≥ 1."""
+        checks.one_of(("analytic", "classical"), calibration=calibration)
+        calibrate = analytic_noise_multiplier if calibration == "analytic" else classical_noise_multiplier
+        return cls(
+            noise_multiplier=calibrate(epsilon=epsilon, delta=delta),
+            l2_sensitivity=l2_sensitivity,
+            rng=rng or KeyedRNG(),
+        )
 
     @property
     def stddev(self) -> float:

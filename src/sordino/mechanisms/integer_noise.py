@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +94,7 @@ class IntegerNoise:
         for size, entries in Counter(self.sensitivities).items():
             event = laplace_event(self._ratio(size), coarse_multiple(size))
             known, others = worst.get(event.sensitivity, (event, 0))
-            worst[event.sensitivity] = (min(event, known, key=_scale), others + entries)
+            worst[event.sensitivity] = (min(event, known, key=attrgetter("scale")), others + entries)
         # Where fewer entries move than there are, they are all alike.
         return compose(
             [SelfComposed(event=event, count=min(entries, self.moved)) for _, (event, entries) in sorted(worst.items())]
@@ -116,10 +117,6 @@ def _root_above(count: int) -> Fraction:
     """A fraction ≥ √count, at most 2⁻³⁰ above."""
     root = math.isqrt(count << 60)
     return Fraction(root if root * root == count << 60 else root + 1, 1 << 30)
-
-
-def _scale(event: DiscreteLaplace) -> float:
-    return event.scale
 
 
 def _gaussian_integers(stddev: Fraction, count: int, stream: RandomStream) -> IntegerArray:

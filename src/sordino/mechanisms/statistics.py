@@ -140,13 +140,10 @@ class PrivateSum:
         checks.in_range(2.0**-500, 2.0**500, largest_bound=float(largest.max()), hint="Rescale the column.")
         return np.array([math.frexp(bound)[1] - bits for bound in largest], dtype=np.int64)
 
-    def _grid_bounds(self) -> tuple[IntegerArray, IntegerArray]:
-        ends = np.rint(np.ldexp(np.array(self._columns), -self._exponents[:, None])).astype(np.int64)
-        return ends[:, 0], ends[:, 1]
-
     @cached_property
     def _grid_sensitivities(self) -> tuple[int, ...]:
-        lower, upper = self._grid_bounds()
+        ends = np.rint(np.ldexp(np.array(self._columns), -self._exponents[:, None])).astype(np.int64)
+        lower, upper = ends.T
         if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
             # A record that is absent adds 0, which may lie outside the bounds.
             moved = np.maximum(upper, 0) - np.minimum(lower, 0)

@@ -788,37 +788,28 @@ def _update(
 ) -> Tensor:
     """What one participant sends: its weights after the local steps, minus those it was given."""
     _load(model, weights)
-    parameters = list(model.parameters())
+    parameters, bound = list(model.parameters()), federation.max_grad_norm
     for features, labels in batches:
         if noise is None:
             slopes = torch.autograd.grad(F.cross_entropy(model(features), labels), parameters)
         else:
-            slopes = _private_slopes(model, parameters, features, labels, federation, noise)
+            sums = {parameter: torch.zeros_like(parameter) for parameter in parameters}
+            capture = GradientCapture(model)
+            try:
+                with capture.capturing(records=len(labels)):
+                    F.cross_entropy(model(features), labels, reduction="sum").backward()
+                factors = FlatClipping().clip_factors(capture.squared_norm_bounds(), max_grad_norm=bound)
+                capture.add_weighted_sums(factors, sums)
+            finally:
+                capture.detach()
+            stddev = federation.noise_multiplier * bound
+            slopes = [
+                (sums[p] + stddev * _normal(p.shape, noise, _FEDERATION)) / federation.batch_size for p in parameters
+            ]
         with torch.no_grad():
             for parameter, slope in zip(parameters, slopes, strict=True):
                 parameter -= federation.learning_rate * slope
     return _flat(model) - weights
-
-
-def _private_slopes(
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    features: Tensor,
-    labels: Tensor,
-    federation: Federation,
-    rng: KeyedRNG,
-) -> list[Tensor]:
-    bound, sums = federation.max_grad_norm, {parameter: torch.zeros_like(parameter) for parameter in parameters}
-    capture = GradientCapture(model)
-    try:
-        with capture.capturing(records=len(labels)):
-            F.cross_entropy(model(features), labels, reduction="sum").backward()
-        factors = FlatClipping().clip_factors(capture.squared_norm_bounds(), max_grad_norm=bound)
-        capture.add_weighted_sums(factors, sums)
-    finally:
-        capture.detach()
-    stddev = federation.noise_multiplier * bound
-    return [(sums[p] + stddev * _normal(p.shape, rng, _FEDERATION)) / federation.batch_size for p in parameters]
 
 
 def _batches(records: Pair, federation: Federation, rng: KeyedRNG) -> Iterator[Pair]:

@@ -200,55 +200,35 @@ def measure_convergence(
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative(noise_multiplier=noise_multiplier)
     method, source = clipping or FlatClipping(), rng or KeyedRNG()
-    found = {}
-    for name, (clips, is_noisy) in _ARMS.items():
-        found[name] = _descent(
-            deepcopy(model),
-            (features, labels),
-            loss,
-            learning_rate=learning_rate,
-            factors=(lambda squares: method.clip_factors(squares, max_grad_norm=max_grad_norm))
-            if clips
-            else torch.ones_like,
-            stddev=noise_multiplier * max_grad_norm if is_noisy else 0.0,
-            steps=steps,
-            rng=source,
-        )
+
+    def descend(model: nn.Module, *, clips: bool, stddev: float) -> tuple[float, ...]:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        capture, losses = GradientCapture(model), []
+        for step in range(steps):
+            sums = {parameter: torch.zeros_like(parameter) for parameter in parameters}
+            with capture.capturing(records=len(labels)):
+                own = loss(model(features), labels)
+                own.sum().backward()
+            losses.append(own.detach().mean().item())
+            squares = capture.squared_norm_bounds()
+            factors = method.clip_factors(squares, max_grad_norm=max_grad_norm) if clips else torch.ones_like(squares)
+            capture.add_weighted_sums(factors, sums)
+            capture.discard()
+            for index, parameter in enumerate(parameters):
+                stream = source.stream("convergence", step=step, tensor=index)
+                noise = standard_normal(parameter.numel(), stream).reshape(parameter.shape)
+                with torch.no_grad():
+                    parameter -= learning_rate * (sums[parameter] + stddev * noise.to(parameter)) / len(labels)
+        capture.detach()
+        with torch.no_grad():
+            losses.append(loss(model(features), labels).mean().item())
+        return tuple(losses)
+
+    found = {
+        name: descend(deepcopy(model), clips=clips, stddev=noise_multiplier * max_grad_norm if is_noisy else 0.0)
+        for name, (clips, is_noisy) in _ARMS.items()
+    }
     return Convergence(losses=found, steps=steps, max_grad_norm=max_grad_norm, noise_multiplier=noise_multiplier)
-
-
-def _descent(
-    model: nn.Module,
-    records: tuple[Tensor, Tensor],
-    loss: RecordLoss,
-    *,
-    learning_rate: float,
-    factors: Callable[[Tensor], Tensor],
-    stddev: float,
-    steps: int,
-    rng: KeyedRNG,
-) -> tuple[float, ...]:
-    features, labels = records
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    capture, losses = GradientCapture(model), []
-    for step in range(steps):
-        sums = {parameter: torch.zeros_like(parameter) for parameter in parameters}
-        with capture.capturing(records=len(labels)):
-            own = loss(model(features), labels)
-            own.sum().backward()
-        losses.append(own.detach().mean().item())
-        capture.add_weighted_sums(factors(capture.squared_norm_bounds()), sums)
-        capture.discard()
-        for index, parameter in enumerate(parameters):
-            noise = standard_normal(parameter.numel(), rng.stream("convergence", step=step, tensor=index)).reshape(
-                parameter.shape
-            )
-            with torch.no_grad():
-                parameter -= learning_rate * (sums[parameter] + stddev * noise.to(parameter)) / len(labels)
-    capture.detach()
-    with torch.no_grad():
-        losses.append(loss(model(features), labels).mean().item())
-    return tuple(losses)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

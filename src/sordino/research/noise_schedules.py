@@ -413,7 +413,9 @@ def learn_schedule(
     checks.positive(budget=budget)
     unroll = _Unrolled(model, loss, public_data, checks.positive(max_grad_norm=max_grad_norm))
     spread = max_grad_norm / checks.positive(expected_batch_size=expected_batch_size)
-    between = _interpolation(count, checks.integer(2, knots=knots))
+    # The matrix that draws straight lines between knots.
+    position = torch.linspace(0, checks.integer(2, knots=knots) - 1, count, dtype=torch.float64)
+    between = (1 - (position[:, None] - torch.arange(knots)).abs()).clamp_min(0)
     free = torch.zeros(2, between.shape[1], dtype=torch.float64, requires_grad=True)
     outer = torch.optim.Adam([free], lr=0.1)
     stream = (KeyedRNG() if rng is None else rng).new_stream("learned policy")
@@ -439,12 +441,6 @@ def _policy(free: Tensor, between: Tensor, budget: float, learning_rate: float) 
     noise = shape * ((shape**-2).sum() / budget).sqrt()
     reach = -math.log(_SLOWEST)
     return noise, learning_rate * (reach * torch.tanh(between @ free[1] / reach)).exp()
-
-
-def _interpolation(steps: int, knots: int) -> Tensor:
-    """The matrix that draws straight lines between knots."""
-    position = torch.linspace(0, knots - 1, steps, dtype=torch.float64)
-    return (1 - (position[:, None] - torch.arange(knots)).abs()).clamp_min(0)
 
 
 class _Unrolled:
