@@ -242,14 +242,14 @@ def _quantile(counts: FloatArray, edges: FloatArray, level: float, variance: flo
     possible = np.ones(count, dtype=bool)
     possible[1:] &= gaps[:-1] <= margins[:-1]
     possible[:-1] &= gaps[:-1] >= -margins[:-1]
-    places = np.flatnonzero(possible)
-    first, last = (int(places[0]), int(places[-1])) if len(places) else (0, count - 1)
+    cells = np.flatnonzero(possible)
+    first, last = (int(cells[0]), int(cells[-1])) if len(cells) else (0, count - 1)
     rising = np.maximum(np.asarray(isotonic_regression(cumulated)), 0.0)
     goal = level * rising[-1]
-    place = min(int(np.searchsorted(rising, goal)), count - 1)
-    before = rising[place - 1] if place else 0.0
-    part = (goal - before) / (rising[place] - before) if rising[place] > before else 0.5
-    value = edges[place] + min(max(part, 0.0), 1.0) * (edges[place + 1] - edges[place])
+    cell = min(int(np.searchsorted(rising, goal)), count - 1)
+    before = rising[cell - 1] if cell else 0.0
+    part = (goal - before) / (rising[cell] - before) if rising[cell] > before else 0.5
+    value = edges[cell] + min(max(part, 0.0), 1.0) * (edges[cell + 1] - edges[cell])
     low, high = float(edges[first]), float(edges[last + 1])
     return Estimate(min(max(float(value), low), high), low, high)
 
@@ -438,8 +438,8 @@ class _Releases:
     def _crossed(self, codes: dict[str, npt.NDArray[np.int64]]) -> list[CrossTable]:
         found = []
         for (one, two), mechanism in zip(self.pairs, self.tables, strict=True):
-            places = one.places(codes[one.name]) * two.size + two.places(codes[two.name])
-            noisy = mechanism.release(places).reshape(one.size, two.size)
+            cells = one.cells(codes[one.name]) * two.size + two.cells(codes[two.name])
+            noisy = mechanism.release(cells).reshape(one.size, two.size)
             margin = self.noise.count(0.0, self.noise.variance(float(mechanism.noise.scales[0]))).high
             found.append(
                 CrossTable(
@@ -473,7 +473,7 @@ class _Side:
         _, *parts, _, missing = DiscreteColumn(column=self.fine.column, bins=_CROSS_PARTS).labels()
         return (*parts, missing)
 
-    def places(self, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def cells(self, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if self.fine.bounds is None:
             return codes
         bins = self.fine.bins

@@ -261,8 +261,8 @@ def find(wanted: NamedDataset, *, layouts: tuple[Layout, ...] | None = None) -> 
     """
     for origin, folder, shared_root in _folders(wanted):
         for layout in wanted.layouts if layouts is None else layouts:
-            for place in (folder, shared_root) if layout.shared and shared_root else (folder,):
-                files = tuple(existing(place / name) for name in layout.files)
+            for root in (folder, shared_root) if layout.shared and shared_root else (folder,):
+                files = tuple(existing(root / name) for name in layout.files)
                 if all(file is not None for file in files):
                     return Found(layout=layout, files=tuple(file for file in files if file), origin=origin)
     return None

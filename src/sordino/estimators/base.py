@@ -80,7 +80,7 @@ __all__ = [
 #
 # Shapes, types and the number of columns are public: wrong ones are refused. Entries are private: none raises, none is
 # quoted. A missing entry is the middle of what was declared, as it is when a table is read from a file (`data.tables`).
-# A record with an undeclared label, or whose target is no finite number, stays in its place and contributes nothing,
+# A record with an undeclared label, or whose target is no finite number, keeps its index and contributes nothing,
 # so the same rule serves every neighboring relation.
 # ----------------------------------------------------------------------------------------------------------------------
 

@@ -279,7 +279,7 @@ class DPClassifier(NeuralEstimator, WeightedClassifier):
             from counts that were paid for; a class that is not named counts 1.
         max_sample_weight: None, or the largest `sample_weight` of `fit`, > 0, from public knowledge; larger ones are
             cut to it.
-        loss: (logits [n, K], class positions [n]) ↦ one loss a record [n]; None takes cross entropy.
+        loss: (logits [n, K], indices of classes [n]) ↦ one loss a record [n]; None takes cross entropy.
         averaged_fraction: share of the last steps, in [0, 1], whose weights are averaged; 0 takes the last weights.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         microbatch_size: most records in one forward; changes only memory.

@@ -304,9 +304,9 @@ def _bin(graph: _Graph, feature: Feature, x: str, *, none: int) -> str:
     if feature.values is not None:
         part = graph.cast(graph.op("Equal", part, graph.const([feature.values])), "DOUBLE")
     # The largest entry, if it is above 0.
-    place = graph.op("ArgMax", part, axis=1, keepdims=0)
+    index = graph.op("ArgMax", part, axis=1, keepdims=0)
     is_set = graph.op("Greater", graph.op("ReduceMax", part, graph.whole(1), keepdims=0), graph.const(0.0))
-    return graph.op("Where", is_set, place, graph.const(none, np.int64))
+    return graph.op("Where", is_set, index, graph.const(none, np.int64))
 
 
 def _boosting(
@@ -342,9 +342,9 @@ def _forest(
     zeros = graph.op("Mul", graph.op("Gather", everywhere, graph.whole(0), axis=1), graph.whole(0))
     node = graph.op("Add", zeros, graph.const(np.zeros((1, trees)), np.int64))
     for _ in range((nodes + 1).bit_length() - 1):
-        place = graph.op("Add", node, first)
-        bin_there = graph.op("GatherElements", everywhere, graph.op("Gather", features, place), axis=1)
-        cell = graph.op("Add", graph.op("Mul", place, graph.whole(columns)), bin_there)
+        index = graph.op("Add", node, first)
+        bin_there = graph.op("GatherElements", everywhere, graph.op("Gather", features, index), axis=1)
+        cell = graph.op("Add", graph.op("Mul", index, graph.whole(columns)), bin_there)
         step = graph.op("Add", graph.cast(graph.op("Gather", right, cell), "INT64"), graph.whole(1))
         node = graph.op("Add", graph.op("Mul", node, graph.whole(2)), step)
     leaf = graph.op("Add", node, graph.const([np.arange(trees) * leaves - nodes], np.int64))

@@ -111,7 +111,7 @@ class SavedModel:
 
     @property
     def estimator(self) -> PrivateEstimator | None:
-        """The fitted estimator, on encoded features; None for a module. Its classes are positions in `labels`."""
+        """The fitted estimator, on encoded features; None for a module. Its classes are indices in `labels`."""
         found = self.fitted if isinstance(self.fitted, FittedTable) else getattr(self.fitted, "estimator", None)
         return found.estimator if isinstance(found, FittedTable) else cast("PrivateEstimator | None", found)
 
@@ -204,7 +204,7 @@ class SavedModel:
         return found if self.is_regressor else self.classes_[found.astype(np.int64)]
 
     def predict_encoded(self, records: Records) -> npt.NDArray[np.generic]:
-        """Positions of the labels [n], or numbers, of encoded records."""
+        """Indices of the labels [n], or numbers, of encoded records."""
         if isinstance(self.fitted, FittedTable):
             return self.fitted.predict(self.rows(records))
         return self.fitted.logits(records).argmax(axis=1)

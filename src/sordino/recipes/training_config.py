@@ -376,7 +376,7 @@ def non_private_baseline(dataset: DatasetSplits, recipe: TrainingConfig) -> nn.M
 
 
 def _shuffled(records: int) -> Iterator[Tensor]:
-    """Batches of positions, one epoch after another, in the same order every time."""
+    """Batches of indices, one epoch after another, in the same order every time."""
     rng = KeyedRNG(seed=0, reproducible=True)
     for epoch in count():
         order = np.argsort(rng.stream("twin", step=epoch).integers64(records))

@@ -104,27 +104,27 @@ class JunctionTree:
         maximal = [tuple(sorted(clique)) for clique in _elimination_cliques(sizes, cliques)]
         order, parents = [0], [-1]
         # How much each clique that is not in the tree shares with the tree, and with which clique of it.
-        nearest = {place: (len(set(maximal[0]) & set(maximal[place])), 0) for place in range(1, len(maximal))}
+        nearest = {index: (len(set(maximal[0]) & set(maximal[index])), 0) for index in range(1, len(maximal))}
         while nearest:
-            place = max(nearest, key=lambda one: (nearest[one][0], -one))
-            _, parent = nearest.pop(place)
-            order.append(place)
+            index = max(nearest, key=lambda one: (nearest[one][0], -one))
+            _, parent = nearest.pop(index)
+            order.append(index)
             parents.append(parent)
             for other, (shared, _) in nearest.items():
-                common = len(set(maximal[place]) & set(maximal[other]))
+                common = len(set(maximal[index]) & set(maximal[other]))
                 if common > shared:
                     nearest[other] = (common, len(order) - 1)
-        return cls(cliques=tuple(maximal[place] for place in order), parents=tuple(parents))
+        return cls(cliques=tuple(maximal[index] for index in order), parents=tuple(parents))
 
-    def separator(self, place: int) -> Clique:
+    def separator(self, index: int) -> Clique:
         """The columns that a clique shares with its parent."""
-        parent = self.parents[place]
-        return () if parent < 0 else tuple(sorted(set(self.cliques[place]) & set(self.cliques[parent])))
+        parent = self.parents[index]
+        return () if parent < 0 else tuple(sorted(set(self.cliques[index]) & set(self.cliques[parent])))
 
     def home(self, clique: Collection[int]) -> int:
         """The first clique that holds all these columns."""
         wanted = set(clique)
-        return next(place for place, known in enumerate(self.cliques) if wanted <= set(known))
+        return next(index for index, known in enumerate(self.cliques) if wanted <= set(known))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -192,29 +192,29 @@ class GraphicalModel:
         """Expected counts of the cells of these columns."""
         return self.total * self.probabilities(clique)
 
-    def _common_ancestor(self, places: set[int]) -> int:
+    def _common_ancestor(self, indices: set[int]) -> int:
         """Cliques stand behind their parents, so the one that stands last is never an ancestor of the others."""
-        places = set(places)
-        while len(places) > 1:
-            last = max(places)
-            places.remove(last)
-            places.add(self.tree.parents[last])
-        return places.pop()
+        indices = set(indices)
+        while len(indices) > 1:
+            last = max(indices)
+            indices.remove(last)
+            indices.add(self.tree.parents[last])
+        return indices.pop()
 
     def _sum_out(
-        self, place: int, wanted: frozenset[int], homes: Mapping[int, int], table: FloatArray, keep: Clique
+        self, index: int, wanted: frozenset[int], homes: Mapping[int, int], table: FloatArray, keep: Clique
     ) -> FloatArray:
         """Σ over all but `keep` of a clique's table times what lies below it and holds wanted columns."""
-        own = self.tree.cliques[place]
+        own = self.tree.cliques[index]
         below: dict[int, frozenset[int]] = {}
         for column in wanted - set(own):
             child = homes[column]
-            while self.tree.parents[child] != place:
+            while self.tree.parents[child] != index:
                 child = self.tree.parents[child]
             below[child] = below.get(child, frozenset()) | {column}
         needed = set(keep).intersection(own).union(*(self.tree.separator(child) for child in below))
         shape = tuple(column for column in own if column in needed)
-        key = (place, table is self._propagation.beliefs[place], shape)
+        key = (index, table is self._propagation.beliefs[index], shape)
         if key not in self._answers:
             self._answers[key] = table.sum(axis=tuple(axis for axis, column in enumerate(own) if column not in needed))
         operands: list[object] = [self._answers[key], list(shape)]
@@ -235,10 +235,10 @@ class GraphicalModel:
         """
         checks.integer(0, count=count)
         records = np.zeros((count, len(self.sizes)), dtype=np.int64)
-        for place, clique in enumerate(self.tree.cliques):
-            separator = self.tree.separator(place)
+        for index, clique in enumerate(self.tree.cliques):
+            separator = self.tree.separator(index)
             rest = tuple(column for column in clique if column not in separator)
-            table = self._propagation.conditionals[place]
+            table = self._propagation.conditionals[index]
             axes = [clique.index(column) for column in (*separator, *rest)]
             shape = [self.sizes[column] for column in separator]
             rows = np.ascontiguousarray(table.transpose(axes)).reshape(math.prod(shape), -1)
@@ -283,7 +283,7 @@ class _Propagation:
             for clique, home in self.homes.items()
         }
         self._kept = {clique: _other_axes(tree.cliques[home], clique) for clique, home in self.homes.items()}
-        separators = [tree.separator(place) for place in range(len(tree.cliques))]
+        separators = [tree.separator(index) for index in range(len(tree.cliques))]
         self._summed = [_other_axes(own, shared) for own, shared in zip(tree.cliques, separators, strict=True)]
         self._in_parent = [
             () if parent < 0 else tuple(sizes[c] if c in shared else 1 for c in tree.cliques[parent])
@@ -306,8 +306,8 @@ class _Propagation:
         for clique, home in self.homes.items():
             tables[home] += potentials[clique].reshape(self._views[clique])
         log_partition = 0.0
-        for place in range(len(tables) - 1, -1, -1):
-            table, axes = tables[place], self._summed[place]
+        for index in range(len(tables) - 1, -1, -1):
+            table, axes = tables[index], self._summed[index]
             # Every row is shifted by its own largest value, so nothing overflows and no row is lost.
             largest = table.max(axis=axes, keepdims=True)
             table -= largest
@@ -315,15 +315,15 @@ class _Propagation:
             sums = table.sum(axis=axes, keepdims=True)
             table /= sums
             message = largest + np.log(sums)
-            parent = self.tree.parents[place]
+            parent = self.tree.parents[index]
             if parent < 0:
                 log_partition = float(message.sum())
             else:
-                tables[parent] += message.reshape(self._in_parent[place])
+                tables[parent] += message.reshape(self._in_parent[index])
         beliefs = [tables[0]]
-        for place in range(1, len(tables)):
-            shared = beliefs[self.tree.parents[place]].sum(axis=self._from_parent[place])
-            beliefs.append(tables[place] * shared.reshape(self._in_child[place]))
+        for index in range(1, len(tables)):
+            shared = beliefs[self.tree.parents[index]].sum(axis=self._from_parent[index])
+            beliefs.append(tables[index] * shared.reshape(self._in_child[index]))
         self.conditionals, self.beliefs = tables, beliefs
         return log_partition
 
@@ -389,8 +389,8 @@ def fit_model(
 
     def split(vector: FloatArray) -> dict[Clique, FloatArray]:
         return {
-            clique: vector[ends[place] : ends[place + 1]].reshape(shape)
-            for place, (clique, shape) in enumerate(zip(cliques, shapes, strict=True))
+            clique: vector[ends[index] : ends[index + 1]].reshape(shape)
+            for index, (clique, shape) in enumerate(zip(cliques, shapes, strict=True))
         }
 
     def dual(scaled: FloatArray) -> tuple[float, FloatArray]:

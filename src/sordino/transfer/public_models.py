@@ -68,7 +68,7 @@ def width_of_independent_features(run: Callable[..., Tensor], inputs: Sequence[T
     """The number of features d of ``run(*inputs)`` of shape (records, d), after the experiment.
 
     Guarantee: only shapes and types of `inputs` are read. One of a few synthetic records is replaced, made extreme,
-    made NaN and moved to another place; the features of the others must stay as they are. The same batch must also give
+    made NaN and moved to another index; the features of the others must stay as they are. The same batch must also give
     the same features again, so that nothing is drawn at random or remembered from other batches.
 
     Args:
@@ -89,7 +89,7 @@ def width_of_independent_features(run: Callable[..., Tensor], inputs: Sequence[T
         _compare(first[1:], found[1:], "a record changes the features of another one")
     order = [*range(1, _RECORDS), 0]
     moved = run(*(part[order] for part in made_up))
-    _compare(first[order], moved, "a record's features depend on its place in the batch")
+    _compare(first[order], moved, "a record's features depend on its index in the batch")
     _compare(first, run(*made_up), "what came between changes a record's features")
     return first.shape[1]
 
@@ -98,7 +98,7 @@ def _workable(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[tup
     """Synthetic records that the run accepts and answers with finite features, and those features."""
     failure: Exception | None = None
     for integer in ("mixed", "ones", "zeros"):
-        made_up = tuple(_values(like, integer, place) for place, like in enumerate(inputs))
+        made_up = tuple(_values(like, integer, index) for index, like in enumerate(inputs))
         try:
             found = run(*made_up)
         except UnsupportedModule:
@@ -114,12 +114,12 @@ def _workable(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[tup
     ) from failure
 
 
-def _values(like: Tensor, integer: str, place: int) -> Tensor:
+def _values(like: Tensor, integer: str, index: int) -> Tensor:
     shape = (_RECORDS, *like.shape[1:])
     count = math.prod(shape)
     if like.dtype.is_floating_point:
         # An irrational step fills (0, 1) evenly and never repeats.
-        steps = torch.arange(1, count + 1, dtype=torch.float64) * (math.sqrt(5) - 1) / 2 + place / 7
+        steps = torch.arange(1, count + 1, dtype=torch.float64) * (math.sqrt(5) - 1) / 2 + index / 7
         return (steps % 1).reshape(shape).to(like.device, like.dtype)
     if integer != "mixed":
         return torch.full(shape, int(integer == "ones"), dtype=like.dtype, device=like.device)
@@ -439,9 +439,9 @@ def replace_head(model: nn.Module, classes: int, *, trainable: str = "head", hea
     nn.init.zeros_(fresh.weight)
     nn.init.zeros_(fresh.bias)
     _put(model, name, fresh)
-    for place, part in list(model.named_modules()):
+    for name, part in list(model.named_modules()):
         if isinstance(part, _HEADS_BATCH_NORMS):
-            _put(model, place, FixedNorm(part))
+            _put(model, name, FixedNorm(part))
     set_trainable(model, trainable, head=fresh)
     return fresh
 

@@ -452,9 +452,9 @@ def _filters(channels: int, side: int, count: int, seed: int) -> Tensor:
     pictures = synthetic_images(_PICTURES, (32, 32), channels, seed=1)
     found = F.unfold(pictures, side)
     stream = KeyedRNG(seed=checks.integer(0, seed=seed), reproducible=True).stream("patches", step=0)
-    places = torch.from_numpy((stream.uniform(_PICTURES * _A_PICTURE) * found.shape[2]).astype(np.int64))
-    places = places.reshape(_PICTURES, 1, _A_PICTURE)
-    rows = found.gather(2, places.expand(-1, found.shape[1], -1)).permute(0, 2, 1).flatten(0, 1)
+    starts = torch.from_numpy((stream.uniform(_PICTURES * _A_PICTURE) * found.shape[2]).astype(np.int64))
+    starts = starts.reshape(_PICTURES, 1, _A_PICTURE)
+    rows = found.gather(2, starts.expand(-1, found.shape[1], -1)).permute(0, 2, 1).flatten(0, 1)
     rows = rows - rows.mean(1, keepdim=True)
     variance = rows.square().mean(1, keepdim=True)
     rows = (rows / torch.sqrt(variance + _FLAT))[variance[:, 0] > _LEAST]
