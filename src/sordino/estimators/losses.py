@@ -4,6 +4,16 @@ A loss is a convex function of the scores s = A·W, one row of A a record with �
 gradient is a·gᵀ for its score gradient g, of norm at most `lipschitz`, and its Hessian aaᵀ ⊗ S with S's largest
 eigenvalue at most `curvature`.
 
+Each loss has these constants:
+
+- `outputs`: number of scores a record, k.
+- `lipschitz`: the largest ℓ2 norm of a score gradient.
+- `curvature`, `trace`, `rank`: the largest eigenvalue, trace and rank of a score Hessian.
+- `corners`: given the target, score gradients lie in the hull of 0 and this many points of norm ≤ `lipschitz`.
+- `flat_at_corners`: whether a gradient g = −q·corner goes with a curvature of at most q(1 − q): the logistic loss.
+
+and, for scores [n, k] and targets [n], `values` [n], `gradients` [n, k] and `hessians` [n, k, k] of the records.
+
 A weight of a record in [0, 1] multiplies its loss. All constants hold then too: gradients and Hessians only shrink. A
 loss that is flat at its corners stays so: a gradient −w·q·corner goes with a curvature of w·q(1 − q) ≤ wq(1 − wq).
 
@@ -13,7 +23,7 @@ References:
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -22,57 +32,6 @@ from sordino import checks
 from sordino.mechanisms.base import FloatArray
 
 __all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax"]
-
-
-class Loss(Protocol):
-    """A convex, differentiable loss of scores, and its constants."""
-
-    @property
-    def outputs(self) -> int:
-        """Number of scores a record, k."""
-        ...
-
-    @property
-    def lipschitz(self) -> float:
-        """The largest ℓ2 norm of a score gradient."""
-        ...
-
-    @property
-    def curvature(self) -> float:
-        """The largest eigenvalue of a score Hessian."""
-        ...
-
-    @property
-    def trace(self) -> float:
-        """The largest trace of a score Hessian."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """The largest rank of a score Hessian."""
-        ...
-
-    @property
-    def corners(self) -> int:
-        """Given the target, score gradients lie in the hull of 0 and this many points of norm ≤ `lipschitz`."""
-        ...
-
-    @property
-    def flat_at_corners(self) -> bool:
-        """Whether a gradient g = −q·corner goes with a curvature of at most q(1 − q): the logistic loss."""
-        ...
-
-    def values(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """The loss of each record [n] of scores [n, k]."""
-        ...
-
-    def gradients(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """Score gradients [n, k]."""
-        ...
-
-    def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
-        """Score Hessians [n, k, k]."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,3 +257,7 @@ class SmoothMargin(Softmax):
     def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """(diag(p) − ppᵀ)/h [n, K, K]."""
         return super().hessians(self._moved(scores, targets), targets) / self.width
+
+
+Loss: TypeAlias = Logistic | HuberHinge | HuberResidual | Softmax
+"""Any of the losses; `SmoothMargin` is a `Softmax`."""

@@ -253,7 +253,7 @@ class ObjectivePerturbation:
             tolerance=_TOLERANCE,
             record_weights=record_weights,
         )
-        return self._blurred(exact)
+        return release_in_l2(exact, budget=self._output_budget, l2_sensitivity=self.output_sensitivity, rng=self.rng)
 
     def _noise(self) -> FloatArray:
         shape = (self.dimension, self.loss.outputs)
@@ -264,26 +264,8 @@ class ObjectivePerturbation:
         return np.asarray(gaussian.release(np.zeros(shape)))
 
     @cached_property
-    def _output_multiplier(self) -> float:
-        """Noise multiplier of the Gaussian output noise."""
-        return analytic_noise_multiplier(epsilon=self.epsilon * _OUTPUT_SHARE, delta=self.delta * _OUTPUT_SHARE)
-
-    def _blurred(self, weights: FloatArray) -> FloatArray:
-        if self.delta == 0:
-            ball = KNormMechanism(
-                epsilon=self.epsilon * _OUTPUT_SHARE,
-                sensitivity=self.output_sensitivity,
-                norm=2,
-                dimension=weights.size,
-                rng=self.rng,
-            )
-            return np.asarray(ball.release(weights))
-        gaussian = GaussianMechanism(
-            noise_multiplier=self._output_multiplier,
-            l2_sensitivity=self.output_sensitivity,
-            rng=self.rng,
-        )
-        return np.asarray(gaussian.release(weights))
+    def _output_budget(self) -> Budget:
+        return make_budget(epsilon=self.epsilon * _OUTPUT_SHARE, delta=self.delta * _OUTPUT_SHARE)
 
 
 def _jacobian_cost(loss: Loss, regularization: float) -> float:

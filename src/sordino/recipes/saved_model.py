@@ -28,7 +28,7 @@ from sordino.estimators.base import PrivateEstimator
 from sordino.recipes.models import MODELS
 from sordino.recipes.recipe import RECIPES, Predictor, RecipeTask, get_recipe
 from sordino.recipes.stages import FittedModule, restored_module
-from sordino.recipes.tabular import TABULAR_METHODS, FittedTable
+from sordino.recipes.tabular import TABULAR_METHODS, FittedTable, flat_rows
 from sordino.recipes.training_config import NETWORKS, ModelFactory
 from sordino.runs import RunFolder
 from sordino.runs.transcript import file_digest
@@ -241,11 +241,7 @@ class SavedModel:
 
     def rows(self, records: Records) -> npt.NDArray[np.float64]:
         """Encoded records as an estimator takes them [n, d]."""
-        flat = records.features.reshape(len(records), -1).astype(np.float64)
-        # As `make_tabular_task` scales records without a schema.
-        return (
-            flat if self.schema is not None else flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
-        )
+        return flat_rows(records) if self.schema is None else records.features.astype(np.float64)
 
     @property
     def description(self) -> str:
@@ -340,15 +336,22 @@ def _restored(
     array = cast("Mapping[str, float] | None", inputs.get("array"))
     labels = tuple(map(str, cast("list[str]", body.get("labels", []))))
     shape = tuple(int(size) for size in cast("list[int]", body["shape"]))
-    builders: Mapping[str, Callable[[], FittedTable | Predictor]] = {
-        "module": lambda: _module(body, tensors, module, shape, len(labels)),
-        "estimator": lambda: _estimator(body, tensors),
-        "recipe": lambda: _recipe(body, tensors, shape, len(labels), schema, device),
-    }
     if kind != "module" and module is not None:
         raise InvalidArgument(f"module must be left out for a run of kind {kind}, got one. Leave it out.")
-    if kind not in builders:
-        raise ValueError(kind)
+    match kind:
+        case "module":
+            fitted = _module(body, tensors, module, shape, len(labels))
+        case "estimator":
+            fitted = _estimator(body, tensors)
+        case "recipe":
+            fitted = _recipe(body, tensors, shape, len(labels), schema, device)
+        case _:
+            raise ValueError(kind)
+    # An estimator carries its guarantee and what was done, as after `fit`.
+    estimator = getattr(fitted, "estimator", None)
+    if isinstance(estimator, PrivateEstimator) and folder.guarantee is not None:
+        estimator.guarantee_ = folder.guarantee
+        estimator.events_ = tuple(line.event for line in folder)
     return SavedModel(
         run=folder.path,
         kind=kind,
@@ -358,17 +361,8 @@ def _restored(
         array_schema=None if array is None else ArraySchema(labels=labels, low=array["low"], high=array["high"]),
         shape=shape,
         guarantee=folder.guarantee,
-        fitted=_with_guarantee(builders[kind](), folder),
+        fitted=fitted,
     )
-
-
-def _with_guarantee(fitted: FittedTable | Predictor, folder: RunFolder) -> FittedTable | Predictor:
-    """An estimator carries its guarantee and what was done, as after `fit`."""
-    estimator = getattr(fitted, "estimator", None)
-    if isinstance(estimator, PrivateEstimator) and folder.guarantee is not None:
-        estimator.guarantee_ = folder.guarantee
-        estimator.events_ = tuple(line.event for line in folder)
-    return fitted
 
 
 def _module(

@@ -33,6 +33,7 @@ __all__ = [
     "compare_private",
     "compare_public",
     "fit_to",
+    "flat_rows",
     "get_method",
     "make_tabular_task",
     "non_private_linear_predictions",
@@ -171,11 +172,13 @@ def _task(dataset: DatasetSplits, facts: PublicFacts, rows: Callable[[Records], 
     )
 
 
-def _flat(dataset: DatasetSplits) -> TabularTask:
-    def rows(records: Records) -> Labeled:
-        flat = records.features.reshape(len(records), -1).astype(np.float64)
-        return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12), records.labels
+def flat_rows(records: Records) -> Rows:
+    """Records without a schema as rows [n, d] of norm 1, each by itself."""
+    flat = records.features.reshape(len(records), -1).astype(np.float64)
+    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
 
+
+def _flat(dataset: DatasetSplits) -> TabularTask:
     facts = PublicFacts(
         columns=math.prod(dataset.train.record_shape),
         dataset_size=len(dataset.train),
@@ -185,7 +188,7 @@ def _flat(dataset: DatasetSplits) -> TabularTask:
         classes=len(dataset.labels),
         target_bounds=None,
     )
-    return _task(dataset, facts, rows)
+    return _task(dataset, facts, lambda records: (flat_rows(records), records.labels))
 
 
 def _encoded(dataset: DatasetSplits, schema: Schema) -> TabularTask:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import accounting, checks
+from sordino import checks
 from sordino.data import Records
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import normalize_rows
@@ -423,15 +423,11 @@ class AdaptedMiniLM(nn.Module):
 
 def lora(settings: LoraSettings, *, name: str = "lora") -> Recipe:
     """The recipe with other constants, chosen on public data."""
-
-    def prepare(task: RecipeTask) -> PreparedRecipe:
-        return _lora_prepare(task, settings)
-
     return Recipe(
         name=name,
         description="MiniLM fine-tuned through low-rank adapters by DP-SGD",
         data_sets=("imdb",),
-        prepare=prepare,
+        prepare=lambda task: _lora_prepare(task, settings),
         constants="By hand; nothing was chosen on IMDB.",
         chosen_on=(),
         guarantee="every Poisson-sampled step",
@@ -444,21 +440,15 @@ def lora(settings: LoraSettings, *, name: str = "lora") -> Recipe:
 def _lora_prepare(task: RecipeTask, settings: LoraSettings) -> PreparedRecipe:
     rate = min(1.0, settings.batch_size / task.dataset_size)
 
-    def planned(noise: float) -> Plan:
-        return Plan(
-            noise_multiplier=noise,
-            max_grad_norm=settings.max_grad_norm,
-            sample_rate=rate,
-            steps=settings.steps,
-            expected_batch_size=rate * task.dataset_size,
-            delta=task.delta,
-            dataset_size_is_public=True,
-        )
-
-    noise = accounting.calibrate_noise_multiplier(
-        lambda noise: planned(noise).event(), target_epsilon=task.target, delta=task.delta
+    plan = Plan.for_epsilon(
+        target_epsilon=task.target,
+        max_grad_norm=settings.max_grad_norm,
+        sample_rate=rate,
+        steps=settings.steps,
+        expected_batch_size=rate * task.dataset_size,
+        delta=task.delta,
+        dataset_size_is_public=True,
     )
-    plan = planned(noise)
 
     def run(records: Records, payment: StageCharger) -> FittedModule:
         model, inputs = AdaptedMiniLM(task.classes, settings), _reader(settings.tokens)

@@ -338,26 +338,25 @@ def _fold(module: nn.Module, *pairs: tuple[str, str]) -> None:
             setattr(module, norm, nn.Identity())
 
 
+def _cached(network: LitePhotographs, *, batch_size: int, layers: str = "") -> CachedFeatures:
+    extract = feature_extractor(network, source=WEIGHTS.name, autocast=torch.bfloat16)
+
+    def extracted(records: Records) -> Tensor:
+        return extract(records.features, batch_size=batch_size)
+
+    return CachedFeatures(extracted, settings=f"{WEIGHTS.sha256} bicubic {network.pixels}{layers}")
+
+
 @cache
 def photograph_features(pixels: int) -> CachedFeatures:
     """Records with pictures ↦ their 1280 features, by the network at so many pixels."""
-    extract = feature_extractor(LitePhotographs(pixels), source=WEIGHTS.name, autocast=torch.bfloat16)
-
-    def extracted(records: Records) -> Tensor:
-        return extract(records.features, batch_size=_CHUNK)
-
-    return CachedFeatures(extracted, settings=f"{WEIGHTS.sha256} bicubic {pixels}")
+    return _cached(LitePhotographs(pixels), batch_size=_CHUNK)
 
 
 @cache
 def inner_features(pixels: int) -> CachedFeatures:
     """Records with pictures ↦ their features in inner layers, by the network at so many pixels."""
-    extract = feature_extractor(InnerPhotographs(pixels, _BLOCKS), source=WEIGHTS.name, autocast=torch.bfloat16)
-
-    def extracted(records: Records) -> Tensor:
-        return extract(records.features, batch_size=_FEW)
-
-    return CachedFeatures(extracted, settings=f"{WEIGHTS.sha256} bicubic {pixels} blocks {_BLOCKS}")
+    return _cached(InnerPhotographs(pixels, _BLOCKS), batch_size=_FEW, layers=f" blocks {_BLOCKS}")
 
 
 class _WhitenedPhotographs:
