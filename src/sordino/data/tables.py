@@ -391,24 +391,29 @@ def read_header(path: Path, table_format: TableFormat | None = None) -> tuple[st
 
 def read_types(path: Path) -> dict[str, str]:
     """The column types that a Parquet or Feather file states: number, text, boolean or date; none of a CSV file."""
-    import pyarrow as pa
-
     if _kind(path) in _SEPARATORS:
         return {}
     schema = _without_contents(path, lambda: _arrow_schema(path))
-    tests = {
-        "boolean": pa.types.is_boolean,
-        "integer": pa.types.is_integer,
-        "numeric": lambda kind: pa.types.is_floating(kind) or pa.types.is_decimal(kind),
-        "date": _is_date,
-        "category": lambda kind: pa.types.is_dictionary(kind) or _is_text(kind),
+    found = {column.name.strip(): _type_name(column.type) for column in schema}
+    return {name: kind for name, kind in found.items() if kind not in (None, "null")}
+
+
+def _type_name(kind: "pa.DataType") -> str | None:
+    """What a column of this type holds; None for anything else."""
+    from pyarrow import types
+
+    tests: dict[str, tuple[Callable[..., bool], ...]] = {
+        "boolean": (types.is_boolean,),
+        "integer": (types.is_integer,),
+        "numeric": (types.is_floating, types.is_decimal),
+        "date": (types.is_date, types.is_timestamp),
+        "category": (
+            *(types.is_dictionary, types.is_string, types.is_large_string, types.is_binary, types.is_large_binary),
+            lambda kind: str(kind) in _VIEWS,
+        ),
+        "null": (types.is_null,),
     }
-    found = {}
-    for column in schema:
-        kind = next((name for name, test in tests.items() if test(column.type)), None)
-        if kind is not None:
-            found[column.name.strip()] = kind
-    return found
+    return next((name for name, ones in tests.items() if any(test(kind) for test in ones)), None)
 
 
 def read_columns(path: Path, kinds: Kinds, *, table_format: TableFormat | None = None) -> dict[str, Column]:
@@ -693,30 +698,23 @@ def _csv_parts(path: Path, file: IO[bytes], names: list[str], form: TableFormat)
 def _column(source: str, name: str, array: "pa.ChunkedArray", read_as: str, decimal: str) -> Column:
     import pyarrow as pa
 
-    numeric = read_as == "number"
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if read_as == "date" and _is_date(kind):
+    holds = _type_name(kind)
+    if holds == "date" and read_as == "date":
         return _without_contents(source, lambda: _coded(_whole_microseconds(array, kind), kind))
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not (is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind) or _is_text(kind)):
+    if holds in (None, "date"):
         raise InvalidArgument(
             f"column {name!r} of {source} must hold numbers, texts or booleans, got {kind}. "
-            + ("Declare it as a date, or convert it." if _is_date(kind) else "Convert the column.")
+            + ("Declare it as a date, or convert it." if holds == "date" else "Convert the column.")
         )
-    if pa.types.is_null(kind):
+    if holds == "null":
         missing = np.full(len(array), -1, dtype=np.int64)
-        return missing * np.nan if numeric else EncodedColumn(values=(), codes=missing)
-    if not numeric:
+        return missing * np.nan if read_as == "number" else EncodedColumn(values=(), codes=missing)
+    if read_as != "number":
         return _without_contents(source, lambda: _coded(array, kind))
-    if _is_text(kind):
+    if holds == "category":
         return _without_contents(source, lambda: _parsed(array, decimal))
     return _without_contents(source, lambda: _numbers(array, kind))
-
-
-def _is_date(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_date(kind) or pa.types.is_timestamp(kind)
 
 
 def _whole_microseconds(array: "pa.ChunkedArray", kind: "pa.DataType") -> "pa.ChunkedArray":
@@ -725,13 +723,6 @@ def _whole_microseconds(array: "pa.ChunkedArray", kind: "pa.DataType") -> "pa.Ch
 
     plain = array.cast(kind) if pa.types.is_dictionary(array.type) else array
     return plain.cast(pa.timestamp("us", kind.tz), safe=False) if pa.types.is_timestamp(kind) else plain
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(kind) for test in tests) or str(kind) in _VIEWS
 
 
 def _numbers(array: "pa.ChunkedArray", kind: "pa.DataType") -> Float64[np.ndarray, " n"]:
@@ -799,7 +790,8 @@ def _coded(array: "pa.ChunkedArray", kind: "pa.DataType") -> EncodedColumn:
     """A column of any kind as texts."""
     import pyarrow as pa
 
-    if _is_text(kind) and not pa.types.is_dictionary(array.type):
+    is_text = _type_name(kind) == "category"
+    if is_text and not pa.types.is_dictionary(array.type):
         # As bytes: a text column of a Parquet file may hold bytes that are no text. Large: all of them may be many.
         array = array.cast(pa.large_binary())
     combined = array.combine_chunks()
@@ -807,7 +799,7 @@ def _coded(array: "pa.ChunkedArray", kind: "pa.DataType") -> EncodedColumn:
         combined = pa.concat_arrays(combined.chunks) if combined.num_chunks else pa.array([], type=array.type)
     encoded = combined if pa.types.is_dictionary(combined.type) else combined.dictionary_encode()
     codes = np.array(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
-    listed = encoded.dictionary.cast(pa.large_binary()) if _is_text(kind) else encoded.dictionary
+    listed = encoded.dictionary.cast(pa.large_binary()) if is_text else encoded.dictionary
     values = listed.to_pylist()
     if pa.types.is_float16(kind) or pa.types.is_float32(kind):
         # The shortest decimal that names the number at its own precision.
