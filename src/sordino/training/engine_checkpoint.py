@@ -82,12 +82,12 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     """
     kinds = {"optimizer": _kind(optimizer), "scheduler": _kind(scheduler)}
     attached = self.private_model(module)
-    stand = None if attached is None else {"number": attached.number, **attached.run.facts()}
+    position = None if attached is None else {"number": attached.number, **attached.run.facts()}
     facts = {
         "kind": _KIND,
         "neighboring_relation": _relation(self),
         "charges": _saved_charges(self),
-        "attached": stand,
+        "attached": position,
         **kinds,
     }
     ranks = get_distributed_context()
@@ -148,19 +148,19 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
         raise InvalidArgument(f"scheduler must be {facts['scheduler']} as in the checkpoint, got {_kind(scheduler)}.")
     attached = self.private_model(module)
     in_run = get_distributed_context().broadcast_from_rank_zero(lambda: _charged_in_run(self.journal, facts))
-    stand = cast("Mapping[str, object] | None", facts.get("attached"))
-    if attached is not None and stand is not None:
-        attached.run.check_facts(stand)
+    position = cast("Mapping[str, object] | None", facts.get("attached"))
+    if attached is not None and position is not None:
+        attached.run.check_facts(position)
     if optimizer is not None:
         load_optimizer(optimizer, facts["optimizer"], state["optimizer"])
     load_module(module, state["model"])
     if scheduler is not None:
         scheduler.load_state_dict(cast("dict[str, object]", state["scheduler"]))
     charges, reached = _family(Path(path), facts) if in_run is None else ({}, in_run)
-    if attached is not None and stand is not None:
-        repeats = reached > cast("int", stand["next_step"])
+    if attached is not None and position is not None:
+        repeats = reached > cast("int", position["next_step"])
         saved = cast("Mapping[str, object]", state["attached"])
-        attached.run.resume(int(str(stand["next_step"])), saved, repeats=repeats)
+        attached.run.resume(int(str(position["next_step"])), saved, repeats=repeats)
     if in_run is None:
         _take_over(self, charges)
     return cast("dict[str, object]", state["more"])
@@ -182,7 +182,7 @@ def _charged_in_run(journal: Journal, facts: Mapping[str, object]) -> int | None
             f"run_folder must be that of the checkpoint, {wanted}, got another. Make the engine with that run folder, "
             "or without one where the checkpoint has none."
         )
-    return journal.reached(cast("int", _stand(facts)[0] or 0))
+    return journal.reached(cast("int", _position(facts)[0] or 0))
 
 
 def _kind(part: object) -> str | None:
@@ -218,10 +218,10 @@ def _family(path: Path, facts: Mapping[str, object]) -> tuple[_Charges, int]:
 
     Of one segment the larger count holds: a later checkpoint's share contains an earlier one's.
     """
-    number = _stand(facts)[0]
+    number = _position(facts)[0]
     found = [body for file in sorted(path.parent.glob("*.safetensors")) if (body := _facts_of(file)) is not None]
     charges = _joined(_read_saved_charges(facts), [_read_saved_charges(body) for body in found])
-    related = [_stand(body) for body in found if _read_saved_charges(body).keys() & charges.keys()]
+    related = [_position(body) for body in found if _read_saved_charges(body).keys() & charges.keys()]
     return charges, max((reached for whose, reached in related if whose == number), default=0)
 
 
@@ -243,12 +243,12 @@ def name_alike(engine: _Engine) -> None:
     journal.segment = get_distributed_context().broadcast_from_rank_zero(lambda: journal.segment)
 
 
-def _stand(facts: Mapping[str, object]) -> tuple[object, int]:
+def _position(facts: Mapping[str, object]) -> tuple[object, int]:
     """Which of its engine's models a checkpoint is of, and the step it reached."""
-    stand = facts.get("attached")
-    if not isinstance(stand, Mapping):
+    position = facts.get("attached")
+    if not isinstance(position, Mapping):
         return None, 0
-    return stand["number"], int(str(stand["next_step"]))
+    return position["number"], int(str(position["next_step"]))
 
 
 def _facts_of(file: Path) -> dict[str, object] | None:

@@ -423,10 +423,9 @@ def _folder_to_write(
 
 
 def _differing(written: object, plan: Plan) -> list[str]:
-    """Names of fields that differ. Earlier schemas lack fields that are null when they are not used."""
+    """Names of fields that differ."""
     body, given = written if isinstance(written, dict) else {}, json.loads(plan.to_json())
-    names = (body.keys() | given.keys()) - {"schema"}
-    return sorted(name for name in names if body.get(name) != given.get(name))
+    return sorted(name for name in body.keys() | given.keys() if body.get(name) != given.get(name))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
