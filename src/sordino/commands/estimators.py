@@ -117,6 +117,7 @@ def _run_estimator(
     job: EstimatorJob, rows: "TabularTask", delta: float, folder: Path, ledger: "Account | None", progress: Progress
 ) -> RunOutcome:
     from sordino.estimators.base import dry_run_events
+    from sordino.recipes import Stage
     from sordino.recipes.tabular import fit_to, get_method
 
     method = get_method(job.method)
@@ -127,7 +128,22 @@ def _run_estimator(
     spent = accounting.epsilon(whole, delta, neighboring_relation=neighboring_relation)
     if ledger is not None:
         ledger.check_charge(whole, neighboring_relation=neighboring_relation)
-    plan = _plan(job, estimator, delta, neighboring_relation.value, events)
+    parameters = {
+        name: value if isinstance(value, int | float | str | bool | list | tuple | None) else repr(value)
+        for name, value in estimator.get_params(deep=False).items()
+        if name not in {"random_state", "ledger"}
+    }
+    plan = _plan(
+        job,
+        delta,
+        neighboring_relation,
+        steps=len(events),
+        dataset_size_is_public="dataset_size" in method.wants,
+        estimator=type(estimator).__name__,
+        parameters=parameters,
+        # What `verify` holds the transcript against, charge by charge.
+        stages=[Stage(name=job.method, charges=tuple(events)).to_dict()],
+    )
     run = RunFolder.create(folder, plan=plan, meta=_metadata(job, rows, charged=ledger is not None))
     with closed_after_failure(run):
         # Charged here and not by the estimator, so that every line of the transcript names the charge that paid for it.
@@ -166,32 +182,23 @@ def _with_public_size(guarantee: Guarantee) -> Guarantee:
 
 def _plan(
     job: EstimatorJob,
-    estimator: "PrivateEstimator",
     delta: float,
-    neighboring_relation: str,
-    events: Sequence[Event],
+    neighboring_relation: NeighboringRelation,
+    *,
+    steps: int,
+    dataset_size_is_public: bool,
+    **own: object,
 ) -> str:
-    """Everything that changes the guarantee: the estimator's parameters and its charges, all of them public."""
-    from sordino.recipes import Stage
-    from sordino.recipes.tabular import get_method
-
-    parameters = {
-        name: value if isinstance(value, int | float | str | bool | list | tuple | None) else repr(value)
-        for name, value in estimator.get_params(deep=False).items()
-        if name not in {"random_state", "ledger"}
-    }
+    """Everything that changes the guarantee, all of it public; `own` is what a fit or a search alone has."""
     body = {
         "schema": 1,
         "method": job.method,
-        "estimator": type(estimator).__name__,
-        "parameters": parameters,
-        # What `verify` holds the transcript against, charge by charge.
-        "stages": [Stage(name=job.method, charges=tuple(events)).to_dict()],
-        "steps": len(events),
+        **own,
+        "steps": steps,
         "delta": delta,
-        "neighboring_relation": neighboring_relation,
+        "neighboring_relation": neighboring_relation.value,
         "privacy_unit": "record",
-        "dataset_size_is_public": "dataset_size" in get_method(job.method).wants,
+        "dataset_size_is_public": dataset_size_is_public,
     }
     return json.dumps(body, indent=2, allow_nan=False)
 
@@ -439,7 +446,15 @@ def _run_search(
     from sordino.tuning import PrivateScore, tune
 
     train, runs = _training(job, search, rows, delta)
-    plan = _search_plan(job, search, delta, runs.neighboring_relation.value)
+    tuning = {
+        "method": "random stopping",
+        "mean": search.distribution.mean,
+        "shape": search.distribution.shape,
+        "score": "public" if search.public_score else "private",
+        "score_noise": None if search.public_score else search.score_noise,
+        "space": {name: repr(prior) for name, prior in search.space.priors.items()},
+    }
+    plan = _plan(job, delta, runs.neighboring_relation, steps=1, dataset_size_is_public=True, tuning=tuning)
     meta = _search_metadata(search, _metadata(job, rows, charged=ledger is not None))
     run = RunFolder.create(folder, plan=plan, meta=meta)
     with closed_after_failure(run), progress.stage(f"searching: {_words_of(search.distribution)}"):
@@ -522,28 +537,6 @@ def _right(fitted: "FittedTable", rows: "TabularTask") -> float:
     low, high = rows.facts.target_bounds
     true, guessed = (np.clip(part.astype(np.float64), low, high) for part in (targets, found))
     return float(np.nan_to_num(1 - ((guessed - true) / (high - low)) ** 2).sum())
-
-
-def _search_plan(job: EstimatorJob, search: _Search, delta: float, neighboring_relation: str) -> str:
-    """Everything that changes the guarantee, all of it public."""
-    body = {
-        "schema": 1,
-        "method": job.method,
-        "steps": 1,
-        "tuning": {
-            "method": "random stopping",
-            "mean": search.distribution.mean,
-            "shape": search.distribution.shape,
-            "score": "public" if search.public_score else "private",
-            "score_noise": None if search.public_score else search.score_noise,
-            "space": {name: repr(prior) for name, prior in search.space.priors.items()},
-        },
-        "delta": delta,
-        "neighboring_relation": neighboring_relation,
-        "privacy_unit": "record",
-        "dataset_size_is_public": True,
-    }
-    return json.dumps(body, indent=2, allow_nan=False)
 
 
 def _search_metadata(search: _Search, meta: dict[str, Any]) -> dict[str, object]:

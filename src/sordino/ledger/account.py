@@ -108,22 +108,17 @@ class AccountBudget:
         Raises:
             InvalidArgument: they differ.
         """
-        if (
-            neighboring_relation is not None
-            and NeighboringRelation(neighboring_relation) is not self.neighboring_relation
+        for name, given, own, more in (
+            ("neighboring_relation", neighboring_relation, self.neighboring_relation, " and state both"),
+            ("privacy_unit", privacy_unit, self.privacy_unit, ""),
         ):
-            raise InvalidArgument(
-                f"neighboring_relation must be {self.neighboring_relation.value}, as the account was declared, got "
-                f"{NeighboringRelation(neighboring_relation).value}: their costs can't be added. Train for the "
-                f"account's relation, "
-                "or declare an account of its own for each relation and state both."
-            )
-        if privacy_unit is not None and PrivacyUnit(privacy_unit) is not self.privacy_unit:
-            raise InvalidArgument(
-                f"privacy_unit must be {self.privacy_unit.value}, as the account was declared, got "
-                f"{PrivacyUnit(privacy_unit).value}: their "
-                "costs can't be added. Train for the account's unit, or declare an account of its own for each unit."
-            )
+            if given is not None and type(own)(given) is not own:
+                word = name.rpartition("_")[2]
+                raise InvalidArgument(
+                    f"{name} must be {own.value}, as the account was declared, got {type(own)(given).value}: their "
+                    f"costs can't be added. Train for the account's {word}, or declare an account of its own for each "
+                    f"{word}{more}."
+                )
 
     def to_dict(self) -> dict[str, object]:
         """As plain JSON types."""

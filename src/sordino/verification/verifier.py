@@ -99,14 +99,9 @@ class RunBudget:
     def made(self) -> GDPFilter | ZCDPFilter | RDPFilter:
         """The filter as it was before the first step."""
         options = {"epsilon": self.epsilon, "delta": self.delta, "neighboring_relation": self.neighboring_relation}
-        match self.filter:
-            case "gaussian":
-                return GDPFilter(**options)
-            case "zcdp":
-                return ZCDPFilter(**options)
-            case _:
-                assert self.order is not None
-                return RDPFilter(**options, order=self.order)
+        if self.order is not None:
+            return RDPFilter(**options, order=self.order)
+        return GDPFilter(**options) if self.filter == "gaussian" else ZCDPFilter(**options)
 
     def describe(self) -> str:
         """The filter as a guarantee names it."""
