@@ -72,6 +72,7 @@ __all__ = [
     "get_recipe",
     "kept_here",
     "once_a_block",
+    "seeded_torch_rng",
 ]
 
 
@@ -259,7 +260,7 @@ def _close_at_the_end(folder: RunFolder | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _seeded_torch(rng: KeyedRNG) -> Iterator[None]:
+def seeded_torch_rng(rng: KeyedRNG) -> Iterator[None]:
     """Initial weights come from torch's generator; a repeatable run repeats them too."""
     if not rng.reproducible or rng.seed is None:
         yield
@@ -494,7 +495,7 @@ class Recipe:
             receipt=receipt,
             epsilon=stated.epsilon,
         )
-        with _close_at_the_end(folder), _seeded_torch(rng), feature_cache():
+        with _close_at_the_end(folder), seeded_torch_rng(rng), feature_cache():
             model = prepared.fit(dataset.train, payment)
             guarantee = _guarantee(payment.event, delta, prepared.neighboring_relation, seeded=rng.reproducible)
             if folder is not None:
