@@ -125,10 +125,27 @@ def epsilon(
     delta = checks.probability(delta=delta, hint="A typical δ is below 1 / number of records.")
     chosen = None if accountant == "auto" else get_accountant(accountant)
     choices, truncated = bounding_events(event, neighboring_relation)
-    answer = _worst([_epsilon(choice, delta, neighboring_relation, chosen) for choice in choices])
-    if truncated > 0 and delta < 1 and answer.upper < math.inf:
-        return _with_truncation(choices, delta, truncated, neighboring_relation, chosen)
-    return answer
+
+    def worst(room: float) -> Interval:
+        return _worst([_epsilon(choice, room, neighboring_relation, chosen) for choice in choices])
+
+    answer = worst(delta)
+    if truncated == 0 or delta == 1 or math.isinf(answer.upper):
+        return answer
+    # The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's distribution moved by at most β in total variation.
+    guess = 0.0
+    for _ in range(60):
+        room = delta - truncated * (1 + math.exp(min(guess, 700.0)))
+        if room <= 0:
+            break
+        answer = worst(room)
+        if answer.upper <= guess or answer.upper == 0:
+            return Interval(lower=0.0, upper=max(guess, answer.upper), accountant=answer.accountant)
+        guess = answer.upper * (1 + 1e-7)
+    raise AccountingError(
+        f"the probability that a batch is truncated must be far below δ, got {truncated:.2g}. "
+        "Raise the largest batch size."
+    )
 
 
 @double_precision("δ")
@@ -295,30 +312,6 @@ def _chance_of_use(steps: EventCounts) -> float:
                 return 1.0
         total += rate * count * (1 + 1e-15)
     return total * (1 + 1e-12)
-
-
-def _with_truncation(
-    choices: tuple[Event, ...],
-    delta: float,
-    truncated: float,
-    neighboring_relation: NeighboringRelation,
-    chosen: Accountant[Any] | None,
-) -> Interval:
-    """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's distribution moved by at most β in total variation."""
-    guess = 0.0
-    for _ in range(60):
-        room = delta - truncated * (1 + math.exp(min(guess, 700.0)))
-        if room <= 0:
-            break
-        answers = [_epsilon(choice, room, neighboring_relation, chosen) for choice in choices]
-        worst = max(answers, key=lambda one: one.upper)
-        if worst.upper <= guess or worst.upper == 0:
-            return Interval(lower=0.0, upper=max(guess, worst.upper), accountant=worst.accountant)
-        guess = worst.upper * (1 + 1e-7)
-    raise AccountingError(
-        f"the probability that a batch is truncated must be far below δ, got {truncated:.2g}. "
-        "Raise the largest batch size."
-    )
 
 
 def _pure(steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float]:

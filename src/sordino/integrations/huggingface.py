@@ -134,7 +134,10 @@ def record_losses(
     if logits.dim() == 2 and labels.dim() == 1:
         return _cross_entropy(logits, labels, label_smoothing=label_smoothing)
     if logits.dim() == 3 and labels.dim() == 2:
-        return _token_losses(logits, labels, causal=causal, label_smoothing=label_smoothing)
+        length = logits.shape[1]
+        if causal:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return _cross_entropy(logits.transpose(1, 2), labels, label_smoothing=label_smoothing).sum(1) / length
     raise _shapes()
 
 
@@ -149,14 +152,6 @@ def _number_losses(logits: Tensor, labels: Tensor, *, numbers: bool) -> Tensor:
     else:
         losses = (logits.float() - labels.float()).square()
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-
-
-def _token_losses(logits: Tensor, labels: Tensor, *, causal: bool, label_smoothing: float) -> Tensor:
-    length = logits.shape[1]
-    if causal:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    losses = _cross_entropy(logits.transpose(1, 2), labels, label_smoothing=label_smoothing)
-    return torch.sum(losses, 1) / length
 
 
 def _span_losses(outputs: object, labels: Mapping[str, Tensor], label_smoothing: float) -> Tensor:
