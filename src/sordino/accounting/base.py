@@ -141,7 +141,7 @@ class Accountant(ABC, Generic[_Prepared]):
     def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Whether this accountant has a sound answer for the event under the relation."""
         try:
-            return self.prepare(flatten(event, neighboring_relation), neighboring_relation) is not None
+            return _prepared(self, event, neighboring_relation) is not None
         except UnsupportedEvent:
             return False
 
@@ -166,11 +166,16 @@ class Accountant(ABC, Generic[_Prepared]):
         neighboring_relation: NeighboringRelation,
         bounds: Callable[[_Prepared], tuple[float, float]],
     ) -> Interval:
-        prepared = self.prepare(flatten(event, neighboring_relation), neighboring_relation)
+        prepared = _prepared(self, event, neighboring_relation)
         if prepared is None:
             raise self.refusal(event, neighboring_relation)
         lower, upper = bounds(prepared)
         return Interval(lower=lower, upper=upper, accountant=self.name)
+
+
+@lru_cache(maxsize=16)  # one answer asks whether an event is supported, and then for its bounds
+def _prepared(accountant: Accountant[_Prepared], event: Event, relation: NeighboringRelation) -> _Prepared | None:
+    return accountant.prepare(flatten(event, relation), relation)
 
 
 def worst_direction(bounds: Sequence[tuple[float, float]]) -> tuple[float, float]:
