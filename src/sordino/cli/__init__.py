@@ -1,4 +1,4 @@
-"""The command line: one file a command. Every command has `--json`.
+"""The command line: one file a subject, options made of the functions of `sordino.commands`. All have `--json`.
 
 Exit codes: 0 done, 2 usage (also a value out of range or a missing declaration), 3 the budget was refused,
 1 anything else. An error is one line on stderr.

@@ -1,4 +1,4 @@
-"""The picture of `sordino account --plot`: ε over steps by accountant, and the trade-off curve."""
+"""Pictures of commands: ε over steps and the trade-off curve, audits, and methods side by side."""
 
 import contextlib
 import math
