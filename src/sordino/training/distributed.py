@@ -13,7 +13,7 @@ References:
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -224,24 +224,18 @@ class DistributedContext:
         self.broadcast_from_rank_zero(lambda: made.append(act()))
         return made[0]
 
-    def bind(
-        self,
-        module: nn.Module,
-        plan: Plan,
-        *,
-        adapts: bool,
-        compiles: bool = False,
-        alone: bool = False,
-    ) -> "DistributedContext":
+    def bind(self, module: nn.Module, plan: Plan, options: Collection[Option]) -> "DistributedContext":
         """The same processes with the shards of `module`, if it is sharded; what they can't do together is refused.
 
+        Args:
+            module: the model.
+            plan: of its steps.
+            options: how it is trained.
+
         Raises:
-            InvalidArgument: names it.
+            InvalidArgument: names what does not go together.
         """
-        options = {Option.BUDGET} if adapts else set()
-        options |= {Option.COMPILE} if compiles else set()
-        options |= {Option.ONE_BY_ONE} if alone else set()
-        plan.check_options(options | ({Option.SEVERAL_PROCESSES} if self.world_size > 1 else set()))
+        plan.check_options({*options, *([Option.SEVERAL_PROCESSES] if self.world_size > 1 else [])})
         # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
         if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
             return self
@@ -249,7 +243,7 @@ class DistributedContext:
 
         shards = find_sharded_model(module, world_size=self.world_size, rank=self.rank, device=self.device)
         if shards is not None:
-            plan.check_options(options | {Option.FULLY_SHARD})
+            plan.check_options({*options, Option.FULLY_SHARD})
         return replace(self, shards=shards)
 
     def full_parameters(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

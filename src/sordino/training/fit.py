@@ -42,6 +42,7 @@ from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.charging import PlannedCharges
 from sordino.training.compiled_step import CompiledStep
 from sordino.training.distributed import DistributedContext, get_distributed_context, parameter_shapes, unwrap_ddp
+from sordino.training.exclusions import Option
 from sordino.training.generators import BatchGenerators, owned_generators, private_generators
 from sordino.training.loader import max_batch_size
 from sordino.training.loss_tracing.carried import compares_values
@@ -291,12 +292,10 @@ def fit(
     adaptive = None if budget is None else AdaptiveBudgetRun(budget, plan)
     performance = PerformanceOptions() if performance is None else performance
     model = unwrap_ddp(model)
-    ranks = get_distributed_context().bind(
-        model, plan, adapts=adaptive is not None, compiles=performance.compile, alone=performance.is_one_by_one
-    )
+    options = performance.options() | (set() if adaptive is None else {Option.BUDGET})
+    ranks = get_distributed_context().bind(model, plan, options)
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
-    plan.check_options(performance.options())
     rng = ranks.with_shared_key(require_unused_key(KeyedRNG() if rng is None else rng))
     source = make_record_source(data, collate_fn, may_pad=units is None)
     if units is None:

@@ -20,6 +20,7 @@ from sordino.training.adaptive_budget import FILTER_CAVEAT, AdaptiveBudgetRun, A
 from sordino.training.charging import ChargeLog, EpsilonTarget, OpenCharges
 from sordino.training.distributed import DistributedContext, get_distributed_context, parameter_shapes, unwrap_ddp
 from sordino.training.engine_run_folder import Journal
+from sordino.training.exclusions import Option
 from sordino.training.loader import PrivateLoader, batch_bound, dataset_size_of, max_batch_size, num_synthetic_records
 from sordino.training.loop_hooks import LoopHooks
 from sordino.training.loss_tracing.criterion import Criterion, LoopProbe
@@ -274,7 +275,8 @@ class MakePrivateArguments:
     ) -> tuple[PrivateModel, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
         alone = self.performance.is_one_by_one
-        ranks = get_distributed_context().bind(unwrap_ddp(self.module), plan, adapts=adaptive is not None, alone=alone)
+        options = self.performance.options() | (set() if adaptive is None else {Option.BUDGET})
+        ranks = get_distributed_context().bind(unwrap_ddp(self.module), plan, options)
         microbatch_size = 1 if alone else self.microbatch_size
         rng = ranks.with_shared_key(rng)
         ranks.require_same(
@@ -351,7 +353,7 @@ class MakePrivateArguments:
             most = max_batch_size(
                 plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.world_size
             )
-            options = ProbeOptions(
+            probed = ProbeOptions(
                 reduction=self.loss_reduction,
                 public_batch=public_batch,
                 is_split=loader.is_split or hooks.processes > 1,
@@ -365,7 +367,7 @@ class MakePrivateArguments:
                 loader.empty_batch,
                 criterion=self.criterion,
                 padding=loader.padding,
-                options=options,
+                options=probed,
             )
             hooks.set_probe(probe)
         except BaseException:
