@@ -6,8 +6,15 @@ noise and an event, and its stream adds the noise to tensors. Only the stream lo
 
 from sordino.mechanisms.correlated.mechanism import (
     CorrelatedGaussianMechanism,
+    CyclicPoisson,
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    matrix_sensitivity,
     participation_from_dict,
     participation_to_dict,
+    sensitivity,
     strategy_from_dict,
     strategy_to_dict,
 )
@@ -19,15 +26,6 @@ from sordino.mechanisms.correlated.optimization import (
     optimize_banded,
     optimize_buffered,
     prefix_variances,
-)
-from sordino.mechanisms.correlated.sensitivity import (
-    CyclicPoisson,
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
-    SingleParticipation,
-    matrix_sensitivity,
-    sensitivity,
 )
 from sordino.mechanisms.correlated.strategies import (
     BandedInverse,

@@ -18,9 +18,9 @@ import numpy as np
 from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Event
-from sordino.mechanisms.correlated.mechanism import CorrelatedGaussianMechanism
-from sordino.mechanisms.correlated.sensitivity import (
+from sordino.mechanisms.correlated.mechanism import (
     LARGEST_MATRIX,
+    CorrelatedGaussianMechanism,
     CyclicPoisson,
     Participation,
     SingleParticipation,
