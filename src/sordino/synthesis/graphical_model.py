@@ -276,27 +276,21 @@ class _Propagation:
     def __init__(self, sizes: Sequence[int], tree: JunctionTree, cliques: tuple[Clique, ...]) -> None:
         self.tree = tree
         self.homes = {clique: tree.home(clique) for clique in cliques}
-        self._shapes = [tuple(sizes[column] for column in clique) for clique in tree.cliques]
-        # Where a table on fewer columns stands among a clique's axes.
-        self._views = {
-            clique: tuple(sizes[column] if column in clique else 1 for column in tree.cliques[home])
-            for clique, home in self.homes.items()
-        }
+
+        def shape(index: int, columns: Collection[int]) -> tuple[int, ...]:
+            """The shape of a table on some of a clique's columns among the axes of all of them."""
+            return tuple(sizes[column] if column in columns else 1 for column in tree.cliques[index])
+
+        self._shapes = [shape(index, clique) for index, clique in enumerate(tree.cliques)]
+        self._views = {clique: shape(home, clique) for clique, home in self.homes.items()}
         self._kept = {clique: _other_axes(tree.cliques[home], clique) for clique, home in self.homes.items()}
         separators = [tree.separator(index) for index in range(len(tree.cliques))]
         self._summed = [_other_axes(own, shared) for own, shared in zip(tree.cliques, separators, strict=True)]
-        self._in_parent = [
-            () if parent < 0 else tuple(sizes[c] if c in shared else 1 for c in tree.cliques[parent])
-            for parent, shared in zip(tree.parents, separators, strict=True)
-        ]
-        self._from_parent = [
-            () if parent < 0 else _other_axes(tree.cliques[parent], shared)
-            for parent, shared in zip(tree.parents, separators, strict=True)
-        ]
-        self._in_child = [
-            tuple(sizes[c] if c in shared else 1 for c in own)
-            for own, shared in zip(tree.cliques, separators, strict=True)
-        ]
+        self._in_child = [shape(index, shared) for index, shared in enumerate(separators)]
+        # Of the root, which has no parent, the next two are not used.
+        above = list(zip(tree.parents, separators, strict=True))
+        self._in_parent = [shape(parent, shared) for parent, shared in above]
+        self._from_parent = [_other_axes(tree.cliques[parent], shared) for parent, shared in above]
         self.beliefs: list[FloatArray] = []
         self.conditionals: list[FloatArray] = []
 
@@ -374,24 +368,17 @@ def fit_model(
     cliques = tuple(targets)
     tree = JunctionTree.of_cliques(sizes, cliques)
     propagation = _Propagation(tuple(sizes), tree, cliques)
-    shapes = [targets[clique].counts.shape for clique in cliques]
-    ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
-    wanted = np.concatenate([targets[clique].counts.ravel() / total for clique in cliques])
-    softness = np.concatenate(
-        [
-            np.full(math.prod(shape), _SOFTNESS * targets[clique].stddev / total)
-            for clique, shape in zip(cliques, shapes, strict=True)
-        ]
-    )
+    counts = [part.counts for part in targets.values()]
+    ends = np.cumsum([table.size for table in counts])
+    wanted = np.concatenate([table.ravel() / total for table in counts])
+    softness = np.repeat([_SOFTNESS * part.stddev / total for part in targets.values()], [t.size for t in counts])
 
     # Variables are scaled by about the root of their curvature, so that frequent and rare cells converge alike.
     root = np.sqrt(np.maximum(wanted, 0.0) + softness)
 
     def split(vector: FloatArray) -> dict[Clique, FloatArray]:
-        return {
-            clique: vector[ends[index] : ends[index + 1]].reshape(shape)
-            for index, (clique, shape) in enumerate(zip(cliques, shapes, strict=True))
-        }
+        parts = np.split(vector, ends[:-1])
+        return {clique: part.reshape(t.shape) for clique, part, t in zip(cliques, parts, counts, strict=True)}
 
     def dual(scaled: FloatArray) -> tuple[float, FloatArray]:
         vector = scaled / root
@@ -400,7 +387,7 @@ def fit_model(
         value = log_partition - vector @ wanted + (softness * vector) @ vector / 2
         return float(value), (found - wanted + softness * vector) / root
 
-    potentials = {clique: np.zeros(shape) for clique, shape in zip(cliques, shapes, strict=True)}
+    potentials = {clique: np.zeros(table.shape) for clique, table in zip(cliques, counts, strict=True)}
     known = {} if start is None else start.potentials
     potentials |= {clique: known[clique] for clique in cliques if clique in known}
     for clique in cliques:
