@@ -211,10 +211,13 @@ class ObjectivePerturbation:
 
     @property
     def jacobian_cost(self) -> float:
-        """j: what the change of variables from B to W adds to ε."""
+        """j: what the change of variables from B to W adds to ε.
+
+        Log det(I + S/λ) for a score Hessian S of this trace and rank, at most: equal eigenvalues are the worst.
+        """
         if self.loss.flat_at_corners and self.regularization * self._objective_epsilon >= 1:
             return 0.0
-        return _jacobian_cost(self.loss, self.regularization)
+        return self.loss.rank * math.log1p(self.loss.trace / (self.loss.rank * self.regularization))
 
     @cached_property
     def scale(self) -> float:
@@ -266,11 +269,6 @@ class ObjectivePerturbation:
     @cached_property
     def _output_budget(self) -> Budget:
         return make_budget(epsilon=self.epsilon * _OUTPUT_SHARE, delta=self.delta * _OUTPUT_SHARE)
-
-
-def _jacobian_cost(loss: Loss, regularization: float) -> float:
-    """Log det(I + S/λ) for a score Hessian S of this trace and rank, at most: equal eigenvalues are the worst."""
-    return loss.rank * math.log1p(loss.trace / (loss.rank * regularization))
 
 
 def min_regularization(loss: Loss, epsilon: float, share: float) -> float:

@@ -97,21 +97,6 @@ def _suppress_output() -> Iterator[None]:
             logging.disable(before)
 
 
-def _run_trial(train: Callable[[], tuple[Model, float]], config: Config) -> Trial[Model]:
-    """A run that counts whatever happens: an exception, or no model, is a run with the worst score.
-
-    The exception's text is dropped, as it may quote a record.
-    """
-    try:
-        model, score = train()
-        number = float(score)
-    except Exception:
-        return Trial(config=config, model=None, score=-math.inf)
-    if model is None:
-        return Trial(config=config, model=None, score=-math.inf)
-    return Trial(config=config, model=model, score=-math.inf if math.isnan(number) else number)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What one run of a search may spend, and the score it is judged by.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -539,20 +524,22 @@ def _until(
 
 
 def _trial(train: Train[Model], config: Config, *, budget: TuningBudget, noise: float, rng: KeyedRNG) -> Trial[Model]:
-    """One run, whatever happens in it."""
+    """A run that counts whatever happens: an exception, or no model, is a run with the worst score.
+
+    The exception's text is dropped, as it may quote a record.
+    """
     seed = _seed(rng)
     number = int(rng.new_stream("tuning subset").integers64(1)[0] >> 1)
     mask = partial(rng.stream, "tuning subset", step=number)
-    share = budget.trial_budget(noise, seed=seed, mask=mask)
-
-    def train_and_score() -> tuple[Model, float]:
-        model, found = train(dict(config), share)
-        if budget.score is None:
-            return model, found
-        gaussian = budget.run is not None
-        return model, budget.score.noisy(float(found), rng.new_stream("tuning score"), gaussian=gaussian)
-
-    return _run_trial(train_and_score, config)
+    try:
+        model, found = train(dict(config), budget.trial_budget(noise, seed=seed, mask=mask))
+        score = float(found)
+        if budget.score is not None:
+            gaussian = budget.run is not None
+            score = budget.score.noisy(score, rng.new_stream("tuning score"), gaussian=gaussian)
+    except Exception:
+        model, score = None, -math.inf
+    return Trial(config=config, model=model, score=-math.inf if model is None or math.isnan(score) else score)
 
 
 def _seed(rng: KeyedRNG) -> int | None:
