@@ -16,8 +16,6 @@ from sordino.cli.options import COMMANDS
 from sordino.commands.running import check_single_process_command, is_rank_zero
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
-__all__ = ["app", "exit_code", "main"]
-
 
 def exit_code(error: BaseException) -> int:
     """2 for usage, 3 for a refused budget, 1 for the rest."""

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from sordino.research import SubgroupGap, TangentKernel
     from sordino.runs import Metric
 
-__all__ = ["AuditGroup", "print_attack", "print_audit", "print_conformance", "print_diagnosis", "print_replay"]
-
-
 _PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them with the data."
 _SHOWN_SLICES = 5
 _MARK = {True: "yes", False: "no"}

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from sordino.commands import RunOutcome
     from sordino.runs import Metric
 
-__all__ = [
-    "JsonOption",
-    "Output",
-    "epsilon_text",
-    "exact_text",
-    "heading",
-    "key_value_table",
-    "numbers",
-    "print_error",
-    "render_metrics",
-    "render_outcome",
-    "round_up",
-]
-
-
 _ACCENT = "bold cyan"
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sordino.commands import CourseLesson
     from sordino.data.loading import DatasetDescription, DatasetInfo
 
-__all__ = ["print_dataset", "print_datasets", "print_download", "print_lesson", "print_section"]
-
 
 @command("explain")
 def print_section(output: Output, found: DocumentationSection | DocumentationIndex) -> None:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sordino.commands import AccountHistory, AccountSummary
     from sordino.ledger import LedgerEntry
 
-__all__ = ["print_account_state", "print_document", "print_heads", "print_history", "print_ledger", "print_summaries"]
-
 _LEDGER = {"place": Form(metavar="LEDGER")}
 _ACCOUNT = _LEDGER | {"name": Form(metavar="DATASET")}
 _BAR, _SHORT_BAR = 40, 16

@@ -28,8 +28,6 @@ from sordino.events import event_counts
 if TYPE_CHECKING:
     from sordino.events import Event
 
-__all__ = ["COMMANDS", "DATA", "Form", "command", "describe_event", "print_dry_run"]
-
 _Printer = TypeVar("_Printer", bound=Callable[..., None])
 
 COMMANDS: dict[str, Callable[..., None]] = {}

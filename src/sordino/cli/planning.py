@@ -16,8 +16,6 @@ from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_b
 if TYPE_CHECKING:
     from sordino.commands import AccountedRun, RecommendedPlan
 
-__all__ = ["print_account", "print_plan"]
-
 
 @command("account", forms={"run": Form(metavar="[RUN]"), "plot": Form(metavar="FILE.png|svg")})
 def print_account(output: Output, found: "AccountedRun") -> None:

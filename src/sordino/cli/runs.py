@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     )
     from sordino.verification import VerificationReport
 
-__all__ = ["print_export", "print_predictions", "print_report", "print_run", "print_verification"]
-
-
 _MARKS = {"pass": Text("pass", style="green"), "fail": Text("FAIL", style="bold red")}
 
 

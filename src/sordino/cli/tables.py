@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sordino.commands import DescribedTable, SchemaCheck, SchemaDraft, SyntheticTable
     from sordino.description import CategorySummary, CrossTable, Estimate, NumericSummary
 
-__all__ = ["print_description", "print_schema_check", "print_schema_draft", "print_synthesis"]
-
 _SHOWN, _BAR, _NAME = 12, 16, 28
 _TABLE = Form(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")
 _FILE = Form(metavar="FILE", help="A .csv, .tsv, .parquet or .feather file.")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sordino.commands import MethodComparison, RunOutcome
     from sordino.recipes import Recipe
 
-__all__ = ["print_comparison", "print_demo", "print_federation", "print_recipes", "print_training", "print_tuning"]
-
 
 def _listed_recipes(options: dict[str, Any]) -> dict[str, Any]:
     """``--recipe list`` is another command."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sordino.recipes.saved_model import SavedModel
     from sordino.research import Convergence, SubgroupGap, TangentKernel
 
-__all__ = ["Attacks", "Diagnosis", "attack", "diagnose", "load_run_dataset"]
-
 _LEAST_REFERENCES = 4
 _TRAINED_ON = 256
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits
     from sordino.recipes import TrainingConfig
 
-__all__ = ["Conformance", "Replays", "TrainingAudit", "audit_conformance", "audit_replay", "audit_with_canaries"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingAudit:

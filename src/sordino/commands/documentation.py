@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from sordino.data.loading import DatasetDescription, DatasetInfo
     from sordino.recipes import Recipe
 
-__all__ = [
-    "CourseLesson",
-    "DocumentationIndex",
-    "DocumentationSection",
-    "data_get",
-    "data_list",
-    "data_show",
-    "explain",
-    "learn",
-    "recipes",
-]
-
 
 @dataclass(frozen=True)
 class DocumentationSection:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from sordino.tuning.random_search import EstimatorRuns
     from sordino.tuning.search import TrialBudget
 
-__all__ = ["EstimatorJob", "MethodComparison", "compare", "is_method", "run_estimator", "tune_estimator"]
-
 _TUNED_ON = ("adult",)
 _USUAL_DELTA = 1e-5
 _MODULES = ("logistic", "mlp", "cnn")

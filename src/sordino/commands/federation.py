@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sordino.recipes import ModelFactory
     from sordino.training import Plan
 
-__all__ = ["federate"]
-
 
 def federate(
     data: "str | DatasetSplits",

@@ -16,19 +16,6 @@ from sordino.runs.transcript import encode_number
 if TYPE_CHECKING:
     from sordino.ledger import Account, Ledger, LedgerEntry
 
-__all__ = [
-    "AccountHistory",
-    "AccountSummary",
-    "ledger_charge",
-    "ledger_declare",
-    "ledger_export",
-    "ledger_history",
-    "ledger_init",
-    "ledger_release",
-    "ledger_show",
-    "ledger_verify",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AccountSummary:

@@ -23,28 +23,6 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits, Records
     from sordino.recipes.saved_model import SavedModel
 
-__all__ = [
-    "Format",
-    "ListedRuns",
-    "RunOutcome",
-    "RunSummary",
-    "RunsComparison",
-    "category_values",
-    "closed_after_failure",
-    "composition_statement",
-    "describe_data",
-    "describe_value",
-    "measure",
-    "measure_test_records",
-    "probabilities",
-    "run_folder",
-    "runs_compare",
-    "runs_list",
-    "runs_show",
-    "subgroups_of",
-    "write_results",
-]
-
 # Columns with more values than this make subgroups that are too small to read.
 _MOST_VALUES = 6
 

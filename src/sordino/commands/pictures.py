@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from sordino.audit import AuditResult
     from sordino.recipes.tabular import Comparison
 
-__all__ = [
-    "checked_path",
-    "first_steps",
-    "number_of_steps",
-    "plot_account",
-    "plot_audit",
-    "plot_comparison",
-]
-
-
 _INK, _SOFT, _HAIR, _TINT, _ACCENT = (COLORS[name] for name in ("ink", "soft", "hair", "tint", "accent"))
 _OTHERS = METHOD_COLORS[1:7]
 _POINTS = 24

@@ -27,20 +27,6 @@ from sordino.runs.transcript import encode_number
 if TYPE_CHECKING:
     from sordino.tuning.recommended_settings import RecommendedSettings
 
-__all__ = [
-    "AccountedRun",
-    "FALSE_POSITIVE_RATES",
-    "PlanCell",
-    "PlanTable",
-    "PlannedRun",
-    "RecommendedPlan",
-    "account",
-    "check_sampling",
-    "plan",
-    "read_event",
-    "subsampled_gaussian",
-]
-
 _Found = TypeVar("_Found")
 
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits, Records, TableFormat
     from sordino.recipes.saved_model import SavedModel
 
-__all__ = ["ExportedModel", "Predictions", "export", "open_model", "predict"]
-
 
 def open_model(run: Path, factory: str, device: str = "cpu") -> "SavedModel":
     """The run's model; `factory` names that of a module of the user's own, and is empty otherwise."""

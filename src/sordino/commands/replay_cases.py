@@ -9,8 +9,6 @@ import numpy as np
 
 from sordino.randomness import KeyedRNG
 
-__all__ = ["ReplayCase", "Table", "cases"]
-
 Table = tuple[np.ndarray, np.ndarray]
 _CLASSES = ("no", "yes", "maybe")
 _DECLARED: dict[str, object] = {

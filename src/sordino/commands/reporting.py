@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sordino.report import Report
     from sordino.report.utility import Predictions
 
-__all__ = ["WrittenReport", "evaluate", "report"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:

@@ -19,23 +19,6 @@ if TYPE_CHECKING:
     from sordino.ledger import Account, ChargePreview
     from sordino.training.distributed import DistributedContext
 
-__all__ = [
-    "DryRun",
-    "Progress",
-    "SILENT",
-    "check_single_process_command",
-    "check_single_process_options",
-    "default_delta",
-    "init_distributed",
-    "is_rank_zero",
-    "open_account",
-    "perform",
-    "preview",
-    "rounded",
-    "with_affordable_delta",
-    "write_new_file",
-]
-
 
 class Progress:
     """Says nothing. The command line passes one that prints; derive a class to receive more.

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from sordino.ledger import Account
     from sordino.synthesis import TableSynthesizer
 
-__all__ = [
-    "DEFAULT_DELTA",
-    "DescribedTable",
-    "SchemaCheck",
-    "SchemaDraft",
-    "SyntheticTable",
-    "describe_file",
-    "schema_check",
-    "schema_draft",
-    "synthesize",
-]
-
 DEFAULT_DELTA = 1e-6
 """δ of statistics and synthetic tables where none is given."""
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from sordino.commands.running import Progress
     from sordino.data import ArraySchema, DatasetSplits, Schema, TableFormat
 
-__all__ = ["DEFAULT_REGRESSOR", "TableFile", "TableOptions", "default_model", "load_table", "table_format"]
-
 
 class TableOptions(TypedDict, total=False):
     """How records are named and declared, for commands that train on a table.

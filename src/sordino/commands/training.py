@@ -47,15 +47,6 @@ if TYPE_CHECKING:
     from sordino.training.distributed import DistributedContext
     from sordino.training.plan import Plan
 
-__all__ = [
-    "demo",
-    "get_recommended_config",
-    "get_target_epsilon",
-    "get_training_config",
-    "load_model_factory",
-    "train",
-]
-
 
 def demo(*, epsilon: float = 1.0, out: Path | str | None = None, progress: Progress = SILENT) -> RunOutcome:
     """Train a private model on the embedded Adult data, and measure it next to one without privacy.

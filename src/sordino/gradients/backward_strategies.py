@@ -26,15 +26,6 @@ from sordino.gradients.rules.convolution import ConvolutionRule
 from sordino.gradients.rules.linear import LinearRule, TransposedLinearRule
 from sordino.shapes import Float
 
-__all__ = [
-    "CallGroups",
-    "GroupFactors",
-    "GroupwiseInBackward",
-    "NormsInBackward",
-    "TwoPassBackward",
-    "tensor_fingerprint",
-]
-
 
 class CallGroups:
     """Calls that were made and uses that arrived, cluster by cluster.

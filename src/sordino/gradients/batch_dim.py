@@ -12,8 +12,6 @@ from enum import Enum
 
 from torch import Tensor
 
-__all__ = ["BatchDimMark", "BatchDimTracker", "ELEMENTWISE", "argument_tensors", "keeps_rows", "words"]
-
 
 class BatchDimMark(Enum):
     """What is known of a tensor."""

@@ -38,8 +38,6 @@ from sordino.shapes import Float
 if TYPE_CHECKING:
     from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
 
-__all__ = ["Contributions", "GradientCapture", "Recorder", "check_layer_rule"]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What clipping asks of a chunk's contributions, whatever they are.

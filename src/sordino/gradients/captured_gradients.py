@@ -12,8 +12,6 @@ from sordino.gradients.numerics import guard_holds, storage_number
 from sordino.gradients.rules.base import KernelTimings, LayerCall, chunk_records
 from sordino.shapes import Bool, Float
 
-__all__ = ["CapturedGradients"]
-
 
 class CapturedGradients:
     """The uses of captured parameters in one chunk: filled by the backward pass, read once for norms and sums.

@@ -31,21 +31,6 @@ from sordino.gradients.numerics import storage_number
 from sordino.gradients.rules.base import LayerCall
 from sordino.gradients.rules.composite import GradientsRule
 
-__all__ = [
-    "CallLayout",
-    "CapturedCall",
-    "FunctionalFallback",
-    "SavedCall",
-    "call_layout",
-    "captured_operation",
-    "check_not_broadcast_row",
-    "check_not_single_row_input",
-    "functional_fallback",
-    "is_record_by_record",
-    "save_call",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # One row where every record should have its own.
 #

@@ -40,21 +40,6 @@ from sordino.gradients.rules.composite import (
 )
 from sordino.gradients.rules.embedding import EmbeddingRule
 
-__all__ = [
-    "CAPTURING_NODES",
-    "DirectParameterInterceptor",
-    "FollowedCall",
-    "FunctionInterceptor",
-    "MARK",
-    "Receiver",
-    "Replacement",
-    "capture_outputs",
-    "graph_parameters",
-    "needs_parameter_grads",
-    "uncaptured_parameters",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The node in the autograd graph where a layer's output gradient is read.
 #

@@ -52,9 +52,6 @@ from sordino.gradients.replaced_functions import attention, recurrent_replacemen
 from sordino.gradients.rules.base import LayerCall, LayerRule
 from sordino.gradients.rules.composite import Derived
 
-__all__ = ["ModuleCallHooks", "ModuleTracer", "TracerState"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Which modules are followed through their forward, and what happens at their borders.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -19,30 +19,6 @@ from sordino.errors import PrivacyError, UnsupportedModule
 from sordino.gradients.captured_gradients import CapturedGradients
 from sordino.gradients.rules.base import LayerCall, LayerRule, get_rule, runs_own_forward
 
-__all__ = [
-    "CallSideEffects",
-    "CallSnapshot",
-    "CapturedModule",
-    "HeldAttribute",
-    "ModuleHook",
-    "OutputGradientReceiver",
-    "attribute_values",
-    "check_hooks_present",
-    "check_no_record_mixing",
-    "check_not_complex",
-    "find_captured_modules",
-    "held_attributes",
-    "in_checkpoint",
-    "in_compiled",
-    "in_reentrant_forward",
-    "may_mix_records",
-    "per_record",
-    "put_attributes",
-    "restore_attributes",
-    "untraced",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Whether a call did nothing but compute: no random numbers drawn, no buffer changed.
 #

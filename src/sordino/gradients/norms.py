@@ -19,9 +19,6 @@ from sordino.gradients.rules.base import LayerCall, Rounding, alone_error, chunk
 from sordino.gradients.rules.linear import GHOST_ROUNDING
 from sordino.shapes import Float
 
-__all__ = ["NormMeasurement", "group_numbers", "tied_squared_norms"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Norms of parameters with several uses: tied weights, modules called twice.
 #

@@ -19,32 +19,6 @@ from torch import Tensor
 
 from sordino.shapes import Float, Shaped
 
-__all__ = [
-    "ProductFormat",
-    "affine",
-    "affine_map",
-    "compute_dtype",
-    "full_precision",
-    "grams",
-    "guard_holds",
-    "is_autocast",
-    "is_away",
-    "is_tracing_graph",
-    "per_record_product",
-    "product_format",
-    "product_mode",
-    "product_operands",
-    "read_flags",
-    "row_products",
-    "row_squared_norms",
-    "storage_number",
-    "tracing_graph",
-    "transposed_product",
-    "weighted_row_products",
-    "without_autocast",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Decisions that depend on values, and what becomes of them in a graph that is recorded.
 #

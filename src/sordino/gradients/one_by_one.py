@@ -25,8 +25,6 @@ from sordino.gradients.module_hooks import (
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.shapes import Float
 
-__all__ = ["OneByOne"]
-
 
 class _Record:
     """What one record brought: the gradient of every parameter that its loss reached."""

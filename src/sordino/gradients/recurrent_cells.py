@@ -14,30 +14,6 @@ from torch import Tensor
 
 from sordino.gradients.numerics import affine, affine_map, is_tracing_graph
 
-__all__ = [
-    "Array",
-    "CellWeights",
-    "Elementwise",
-    "Kind",
-    "NUMPY",
-    "Result",
-    "TORCH",
-    "TimeSteps",
-    "carry",
-    "elementwise",
-    "first",
-    "gru_backward",
-    "gru_forward",
-    "lstm_backward",
-    "lstm_forward",
-    "rnn_backward",
-    "rnn_forward",
-    "space_for",
-    "with_ended",
-    "without_ended",
-]
-
-
 Kind = Literal["lstm", "gru", "tanh", "relu"]
 
 

@@ -33,8 +33,6 @@ from sordino.gradients.recurrent_cells import (
 from sordino.gradients.rules.composite import LinearMap, direct_rule, parts_rule
 from sordino.shapes import Float, Shaped
 
-__all__ = ["GateReceiver", "attention", "recurrent_replacements", "run_direction"]
-
 
 def attention(
     interceptor: FunctionInterceptor,

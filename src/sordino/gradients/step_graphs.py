@@ -23,9 +23,6 @@ from sordino.gradients.rules.base import LayerCall
 from sordino.gradients.rules.composite import DerivedContext
 from sordino.shapes import Bool, Float
 
-__all__ = ["StepGraphs", "trace_step"]
-
-
 # (squared bounds [G, B]) ↦ one factor per group and record.
 Factors = Callable[[Float[Tensor, "G B"]], Float[Tensor, "G B"]]
 

@@ -29,22 +29,6 @@ from sordino.ledger.store import (
 if TYPE_CHECKING:
     from sordino.accounting import Interval
 
-__all__ = [
-    "Account",
-    "AccountBudget",
-    "AccountState",
-    "Charge",
-    "ChargePreview",
-    "PLDPolicy",
-    "POLICIES",
-    "Remaining",
-    "Reservation",
-    "entry_body",
-    "entry_charge",
-    "make_filter",
-    "preview_charge",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What may be spent on one dataset, as it is written in the ledger.

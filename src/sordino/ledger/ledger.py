@@ -12,9 +12,6 @@ from sordino.ledger import store
 from sordino.ledger.account import Account, AccountBudget, AccountState, PLDPolicy, entry_body, make_filter
 from sordino.ledger.store import FIRST, LedgerEntry, ledger_url, read_transaction, redact_password
 
-__all__ = ["Ledger", "verified"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Reading an account again from its first line: chain, totals, reservations, budget.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -27,24 +27,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine, Table
 
-__all__ = [
-    "AccountTransaction",
-    "FIRST",
-    "LedgerEntry",
-    "accounts",
-    "changed_line",
-    "create",
-    "current_user",
-    "exists",
-    "ledger_file",
-    "ledger_url",
-    "now",
-    "read_transaction",
-    "redact_password",
-    "sealed",
-    "write_transaction",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One line of the ledger and the chain that holds the lines together.

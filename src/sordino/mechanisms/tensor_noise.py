@@ -31,17 +31,6 @@ from sordino.mechanisms.base import observable_release
 from sordino.mechanisms.device_noise import add_device_normal_
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "ShardGaussianMechanism",
-    "ShardSlice",
-    "TensorGaussianMechanism",
-    "add_normal_",
-    "group_by_precision",
-    "idle_threads_ended",
-    "standard_normal",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Threads of torch's that wait for work give their processors free, where that is asked for.
 #

@@ -50,25 +50,6 @@ from sordino.report.utility import joint_epsilon, label_names, read_utility, sum
 from sordino.runs import RunFolder, RunSegment, TranscriptLine
 from sordino.runs.results import guarantee_body
 
-__all__ = [
-    "DATA_ACCESSES",
-    "audits",
-    "build_report",
-    "composition",
-    "data_accesses",
-    "decide_release",
-    "declarations",
-    "missing_fields",
-    "one_line",
-    "read_attacks",
-    "registry_texts",
-    "released",
-    "store_declarations",
-    "training_process",
-    "trust",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What a run says of itself beyond the plan: data accesses outside the mechanism, randomness, other uses, audits.
 #

@@ -22,29 +22,6 @@ from sordino.report.schema import (
     wilson_interval,
 )
 
-__all__ = [
-    "Axis",
-    "Chart",
-    "FEWEST_IN_BIN",
-    "HEIGHT",
-    "Line",
-    "WIDTH",
-    "accuracy_chart",
-    "attack_charts",
-    "cost_chart",
-    "linear",
-    "logarithmic",
-    "loss_chart",
-    "paid_charts",
-    "profile_chart",
-    "reliability_chart",
-    "spent_chart",
-    "subgroup_chart",
-    "svg",
-    "ticks",
-]
-
-
 WIDTH, HEIGHT = 400, 256
 FEWEST_IN_BIN = 20
 """Bins of a reliability diagram with fewer records are not drawn: their interval is wider than ± 20 %."""

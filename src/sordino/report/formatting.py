@@ -20,37 +20,6 @@ from sordino.mechanisms.correlated import (
 )
 from sordino.report.schema import Report
 
-__all__ = [
-    "DECLARED",
-    "Rows",
-    "SEVERITY_WORDS",
-    "SUPERSCRIPTS",
-    "accounting_rows",
-    "attack_rows",
-    "comparison_rows",
-    "composition_rows",
-    "delta_text",
-    "describe_clipping",
-    "describe_noise",
-    "describe_schedule",
-    "epsilon_sentences",
-    "evaluation_rows",
-    "formal_statement",
-    "format_epsilon",
-    "format_value",
-    "hazards_line",
-    "headline_scope",
-    "mechanism_rows",
-    "percent_up",
-    "power_of_ten",
-    "process_rows",
-    "protected",
-    "scientific",
-    "summary_rows",
-    "user_rows",
-]
-
-
 # What a limitation of each severity means, in words.
 SEVERITY_WORDS = {
     "critical": "the guarantee can be false, or does not cover what was shown",

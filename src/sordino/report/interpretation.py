@@ -43,27 +43,6 @@ from sordino.report.schema import (
 )
 from sordino.runs import TranscriptLine
 
-__all__ = [
-    "AUDIT_HAZARD",
-    "Evidence",
-    "FALSE_POSITIVE_RATES",
-    "accounted",
-    "advantage_bound",
-    "attack_bounds",
-    "bounds_from_epsilon",
-    "curves",
-    "is_exact",
-    "list_covered",
-    "list_not_covered",
-    "max_true_positive_rate",
-    "own_method",
-    "privacy_hazards",
-    "question",
-    "user_level",
-    "worst_case",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What the guarantee means and where it ends, in plain words and in an attacker's numbers.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ from sordino.errors import InvalidArgument
 from sordino.report.formatting import format_value, percent_up
 from sordino.report.schema import Report
 
-__all__ = ["registry_yaml"]
-
 _NOT_STATED = "not stated"
 _CURATORS = ("Government", "Industry", "Nonprofit")
 _SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance", None)

@@ -27,17 +27,6 @@ from sordino.runs import ReleasedLoss, RunFolder, average_adjacent
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "ReportFiles",
-    "plot_report",
-    "render_comparison_html",
-    "render_comparison_markdown",
-    "render_html",
-    "render_markdown",
-    "render_worksheet",
-    "write_report",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The picture: the guarantee, ε over steps, and accuracy or the attacker's limit, on one sheet.

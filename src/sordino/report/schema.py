@@ -15,44 +15,6 @@ from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.runs import ReleasedLosses, average_adjacent
 
-__all__ = [
-    "Accounting",
-    "Accuracy",
-    "Attack",
-    "AttackBounds",
-    "AttackResults",
-    "Audit",
-    "Bin",
-    "Calibration",
-    "Composition",
-    "Curves",
-    "DataAccess",
-    "Declarations",
-    "EpsilonInterval",
-    "EpsilonPoint",
-    "GuaranteeSection",
-    "HazardStatus",
-    "Measurements",
-    "Mechanism",
-    "NoisyAccuracy",
-    "NoisyLoss",
-    "NoisyLosses",
-    "NotApplicable",
-    "PrivacyHazard",
-    "PrivateEvaluation",
-    "Process",
-    "Real",
-    "ReleaseDecision",
-    "Remark",
-    "Report",
-    "ReportModel",
-    "Share",
-    "Subgroup",
-    "UserLevel",
-    "losses_shown",
-    "wilson_interval",
-]
-
 
 def _from_json(value: object) -> object:
     return math.inf if value == "inf" else value

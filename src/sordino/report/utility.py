@@ -41,21 +41,6 @@ from sordino.report.schema import (
 )
 from sordino.runs import Evaluation, Metric, NoisyTable, RunFolder
 
-__all__ = [
-    "Predictions",
-    "compute_label_utility",
-    "compute_regression_utility",
-    "compute_utility",
-    "describe_figures",
-    "joint_epsilon",
-    "label_names",
-    "measure_private_utility",
-    "proportion_interval",
-    "read_utility",
-    "summarize_evaluation",
-]
-
-
 _ACCURACIES = {
     "test_accuracy": "this model, private",
     "baseline_test_accuracy": "non-private baseline",

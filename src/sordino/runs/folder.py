@@ -49,8 +49,6 @@ from sordino.runs.transcript import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MANIFEST_FILES", "RunFolder", "environment", "lock_transcript", "repair_last_line", "umask"]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Versions and platform of a run, without anything that names the machine or the user.

@@ -10,23 +10,6 @@ from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import Event, from_dict, to_dict
 from sordino.runs.transcript import decode_number, encode_number
 
-__all__ = [
-    "Evaluation",
-    "Metric",
-    "NoisyTable",
-    "ReleasedLoss",
-    "ReleasedLosses",
-    "average_adjacent",
-    "evaluations_body",
-    "guarantee_body",
-    "losses_body",
-    "metrics_body",
-    "read_evaluations",
-    "read_guarantee",
-    "read_metrics",
-    "read_released_losses",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:

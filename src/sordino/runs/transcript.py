@@ -33,21 +33,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import Event, NonPrivate, NoOp, compose, from_dict, to_dict
 
-__all__ = [
-    "RunSegment",
-    "TranscriptLine",
-    "TranscriptReader",
-    "chain_start_hash",
-    "decode_number",
-    "encode_number",
-    "file_digest",
-    "parse_json",
-    "read_transcript",
-    "write_bytes",
-    "write_json",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # How a run folder's files are written and read: whole or not at all, plain JSON, fingerprints.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from sordino.shapes import Float
 from sordino.training.noisy_releases import LossSum
 from sordino.training.plan import StepPlan
 
-__all__ = ["ClippedSumAccumulator", "LossAccumulator", "accumulation_dtype"]
-
 
 class LossAccumulator(ABC):
     """Clipped sums that a clipping method takes of model and loss itself, without recorded gradients.

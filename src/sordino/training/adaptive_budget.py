@@ -21,9 +21,6 @@ from sordino.training.exclusions import Option
 from sordino.training.noisy_releases import NormRelease
 from sordino.training.plan import Plan, StepPlan
 
-__all__ = ["AdaptiveBudget", "AdaptiveBudgetRun", "Admitted", "ReleasedStatistics", "StepParameters"]
-
-
 FILTER_CAVEAT = "ε is a budget that a filter kept: the noise of each step was chosen on the way"
 _FILTERS = ("auto", "gaussian", "zcdp", "renyi")
 _ORDERS = (1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512)

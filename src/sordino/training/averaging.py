@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from sordino import checks
 
-__all__ = ["Averaging", "ExponentialWeightAverage", "TailWeightAverage", "WeightAverage", "average_over_views"]
-
 
 class Averaging(Protocol):
     """A rule that says how much the weights after each step count."""

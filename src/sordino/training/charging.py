@@ -19,18 +19,6 @@ from sordino.ledger import Account, Reservation
 from sordino.training.adaptive_budget import AdaptiveBudgetRun
 from sordino.training.plan import Plan
 
-__all__ = [
-    "BlockCharger",
-    "ChargeLog",
-    "EpsilonTarget",
-    "OpenCharges",
-    "PlannedCharges",
-    "RunningEpsilon",
-    "StepCharge",
-    "StepCharges",
-    "step_charge",
-]
-
 
 class ChargeLog:
     """The events of all logical batches drawn so far. It only grows.

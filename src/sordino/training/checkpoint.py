@@ -28,18 +28,6 @@ from torch.optim import Optimizer
 
 from sordino.errors import InvalidArgument
 
-__all__ = [
-    "from_bytes",
-    "gather_state",
-    "load_module",
-    "load_optimizer",
-    "module_state",
-    "read",
-    "shard_state",
-    "to_bytes",
-]
-
-
 _FORMAT = "sordino checkpoint 1"
 _LENGTH = 8  # bytes of the header's length, at the start of a safetensors file
 

@@ -22,9 +22,6 @@ from sordino.training.probing.snapshots import preserve_rng_state, random_states
 from sordino.training.probing.synthetic import SyntheticItems, make_synthetic_items, public_items, substitute_items
 from sordino.training.pytree import container_items, is_leaf, map_tensors, tensors_in, tree_leaves, tree_rebuild
 
-__all__ = ["BatchLayout", "CollateFunction", "Collation", "inconsistent_batch_error", "infer_batch_layout", "same"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What every batch of one loader looks like: which parts hold a row a record, and what is constant.
 #

@@ -25,9 +25,6 @@ from sordino.training.probing.synthetic import SyntheticRecords
 from sordino.training.probing.torch_modes import PublicDivisor
 from sordino.training.pytree import map_tensors, tensors_in
 
-__all__ = ["CompiledStep", "padded_size"]
-
-
 # What the graphs give may differ from the ordinary way by other orders of additions.
 _SAME = 1e-5
 

@@ -24,9 +24,6 @@ from sordino.mechanisms.correlated import (
 from sordino.mechanisms.correlated.strategies import strategy_digest
 from sordino.sampling import CyclicPoissonSampling, FixedBatchSampling
 
-__all__ = ["CorrelatedNoise", "choose_noise"]
-
-
 # Each band but the first is a copy of the trained parameters in memory.
 _MOST_BANDS = 64
 

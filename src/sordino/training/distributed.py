@@ -35,16 +35,6 @@ from sordino.training.plan import Plan
 if TYPE_CHECKING:
     from sordino.training.sharded import ShardedModel
 
-__all__ = [
-    "DistributedContext",
-    "collective",
-    "get_distributed_context",
-    "in_buckets",
-    "parameter_shapes",
-    "require_single_process",
-    "unwrap_ddp",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Where processes wait for each other.

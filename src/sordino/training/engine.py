@@ -37,24 +37,6 @@ from sordino.training.plan import ClippingMode, Gradients, PerformanceOptions, P
 from sordino.training.private_model import MakePrivateArguments, PrivateModel, engine_guarantee
 from sordino.training.record_source import UnitAssignment
 
-__all__ = [
-    "PrivacyEngine",
-    "calibrate_plan",
-    "check_budget",
-    "check_compatible_plans",
-    "check_only_plan",
-    "check_options",
-    "check_own_objects",
-    "check_plan",
-    "engine_plan",
-    "get_delta",
-    "norm_and_clipping",
-    "not_offered",
-    "opacus_accountant",
-    "with_old_signatures",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The plan of an engine from what `make_private` is given: every refusal comes before a record is read.
 # ----------------------------------------------------------------------------------------------------------------------

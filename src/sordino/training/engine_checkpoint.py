@@ -32,9 +32,6 @@ from sordino.training.distributed import get_distributed_context
 from sordino.training.engine_run_folder import Journal
 from sordino.training.private_model import PrivateModel
 
-__all__ = ["load_checkpoint", "name_alike", "save_checkpoint"]
-
-
 _KIND = "engine"
 _ANY_DELTA = 1e-5
 _Charges = dict[str, Counter[str]]

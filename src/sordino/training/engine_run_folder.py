@@ -28,9 +28,6 @@ from sordino.training.distributed import get_distributed_context
 from sordino.training.plan import Plan
 from sordino.training.private_run import ChargedBatch
 
-__all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "is_open_here", "next_run_folder"]
-
-
 RUN_FOLDERS = "sordino-runs"
 """Folder of the run folders next to another library's checkpoints."""
 

@@ -10,8 +10,6 @@ from enum import Enum
 
 from sordino.errors import InvalidArgument, SordinoError, UnknownSampler
 
-__all__ = ["EXCLUSIONS", "Exclusion", "Option", "check_exclusions", "exclusions_table"]
-
 
 class Option(Enum):
     """What a training may have, in the words of messages and of the documentation."""

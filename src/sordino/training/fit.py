@@ -79,17 +79,6 @@ from sordino.training.run_writer import (
     require_unused_key,
 )
 
-__all__ = [
-    "FitResult",
-    "LossFunction",
-    "OptimizerFactory",
-    "Transcript",
-    "defer_keyboard_interrupt",
-    "fit",
-    "per_record_losses",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Ctrl-C between updates, never inside one.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -25,17 +25,6 @@ from numpy import random as numpy_random
 from sordino.errors import NonPrivateStep
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "BatchGenerators",
-    "PrivateGenerators",
-    "check_not_seeded",
-    "closure_values",
-    "instance_values",
-    "owned_generators",
-    "private_generators",
-    "states_undisturbed",
-]
-
 # A Mersenne Twister has 624 words of 32 bits.
 _WORDS = 624
 # Words of secret bits for the seed and counter of an accelerator's generator, and for a generator of the user's own.

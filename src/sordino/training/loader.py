@@ -47,19 +47,6 @@ from sordino.training.record_source import (
     readable,
 )
 
-__all__ = [
-    "PrivateLoader",
-    "batch_bound",
-    "dataset_size_of",
-    "left_out",
-    "max_batch_size",
-    "num_microbatches",
-    "num_synthetic_records",
-    "own_loader",
-    "steps_per_epoch",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Numbers of batches and of records in them, from public numbers only.
 # ----------------------------------------------------------------------------------------------------------------------

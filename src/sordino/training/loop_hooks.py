@@ -48,9 +48,6 @@ from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch
 from sordino.training.special_accumulators import UnitAccumulator
 
-__all__ = ["LoopHooks", "RootHook", "check_not_copied"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Hooks of one module that its copies carry without taking part.
 # ----------------------------------------------------------------------------------------------------------------------

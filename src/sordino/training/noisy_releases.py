@@ -21,8 +21,6 @@ from sordino.errors import InvalidArgument
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.shapes import Float
 
-__all__ = ["LossRelease", "LossSum", "NormRelease"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LossRelease:

@@ -20,18 +20,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.training.plan import Plan
 
-__all__ = [
-    "OptimizerFactory",
-    "check_module_and_optimizer",
-    "is_private_parameter",
-    "optimizer_for",
-    "optimizer_parameters",
-    "register_private_parameters",
-    "schedule_for",
-    "unregister_private_parameters",
-]
-
-
 # Parameter → weak reference to the one optimizer that may step it. Compared by identity, so tensors may be keys.
 _OWNERS: dict[Tensor, ReferenceType[Optimizer]] = WeakTensorKeyDictionary()  # pyright: ignore[reportAssignmentType]
 

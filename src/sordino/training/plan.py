@@ -53,9 +53,6 @@ from sordino.training.correlated_noise import CorrelatedNoise, choose_noise
 from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.noisy_releases import LossRelease
 
-__all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "Sampling", "StepPlan", "tuned_process"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # A process that does nothing but train: freed memory stays with it, and idle threads leave their processors.
 #

@@ -31,16 +31,6 @@ from sordino.training.probing.probe_runner import ProbeOptions
 from sordino.training.record_source import UnitAssignment
 from sordino.training.run_writer import DIAGNOSTICS_CAVEAT
 
-__all__ = [
-    "MakePrivateArguments",
-    "ModuleFields",
-    "NotThere",
-    "OptimizerFields",
-    "PrivateModel",
-    "engine_guarantee",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What scripts read from an optimizer that was made private: the values of the step, and names of Opacus.
 # ----------------------------------------------------------------------------------------------------------------------

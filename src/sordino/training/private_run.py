@@ -31,8 +31,6 @@ from sordino.training.distributed import DistributedContext
 from sordino.training.plan import ClippingMode, Plan, StepPlan
 from sordino.training.step import PrivateStep
 
-__all__ = ["ChargedBatch", "PrivateRun", "RunState"]
-
 
 class RunState(Enum):
     """Where a run is between two batches, or within one."""

@@ -15,9 +15,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["container_items", "is_leaf", "map_tensors", "tensors_in", "tree_leaves", "tree_map", "tree_rebuild"]
-
-
 _PLAIN_LEAVES = frozenset({type(None), bool, int, float, str, Tensor})
 _PLAIN_CONTAINERS = frozenset({tuple, list, dict})
 

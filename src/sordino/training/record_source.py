@@ -19,24 +19,6 @@ from sordino.training.plan import Plan
 from sordino.training.probing.padding import Padding
 from sordino.training.pytree import map_tensors
 
-__all__ = [
-    "DatasetSource",
-    "RecordSource",
-    "TensorSource",
-    "UnitAssignment",
-    "UnitIndex",
-    "UnitMicrobatch",
-    "UnitSource",
-    "check_no_repeated_units",
-    "check_not_data_frame",
-    "collated",
-    "fetch_items",
-    "make_record_source",
-    "per_unit_loss",
-    "readable",
-    "record_groups",
-]
-
 
 class RecordSource(Protocol):
     """Records by position. A batch is a tuple: the arguments that the loss gets after the model."""

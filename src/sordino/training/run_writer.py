@@ -47,18 +47,6 @@ from sordino.training.private_run import ChargedBatch, PrivateRun
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = [
-    "DIAGNOSTICS_CAVEAT",
-    "Diagnostics",
-    "ProgressBar",
-    "RunWriter",
-    "TrainingState",
-    "commit_to_batch",
-    "get_diagnostics",
-    "open_run_writer",
-    "require_unused_key",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A commitment to the batch that a step drew.

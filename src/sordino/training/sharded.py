@@ -25,9 +25,6 @@ from sordino.mechanisms.tensor_noise import ShardGaussianMechanism, ShardSlice, 
 from sordino.training.accumulators import accumulation_dtype
 from sordino.training.distributed import collective, in_buckets
 
-__all__ = ["ShardedModel", "find_sharded_model"]
-
-
 # What keeps torch from sharding again after each pass, and from averaging gradients: there are none.
 _QUIET = {
     "post_forward_mesh_info": None,

@@ -20,14 +20,6 @@ from sordino.training.plan import Plan, StepPlan
 if TYPE_CHECKING:
     from sordino.training.record_source import UnitMicrobatch
 
-__all__ = [
-    "AdaClipAccumulator",
-    "IntegerAccumulator",
-    "UnitAccumulator",
-    "make_accumulator",
-]
-
-
 _Rows = dict[nn.Parameter, Tensor]
 
 

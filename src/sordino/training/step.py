@@ -28,8 +28,6 @@ from sordino.training.special_accumulators import make_accumulator
 if TYPE_CHECKING:
     from sordino.training.sharded import ShardedModel
 
-__all__ = ["PrivateStep", "ReduceScatteredSums"]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Clipped sums of a sharded model that are scattered while they are formed: no process keeps a whole one.

@@ -36,30 +36,6 @@ from sordino.runs.transcript import file_digest
 from sordino.sampling import CyclicPoissonSampling, FixedBatchSampling, PoissonSampling
 from sordino.schedules import schedule_from_dict, schedule_value
 
-__all__ = [
-    "CheckResult",
-    "Course",
-    "TranscriptChain",
-    "VerificationReport",
-    "check_anchor",
-    "check_checkpoint",
-    "check_evaluations",
-    "check_files",
-    "check_model",
-    "check_released_losses",
-    "describe_budget_mismatch",
-    "describe_mismatch",
-    "failed",
-    "is_plan",
-    "ledger_lines",
-    "not_checked",
-    "passed",
-    "planned_event",
-    "planned_loss_stddev",
-    "read_chain",
-    "same_plan",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:

@@ -54,18 +54,6 @@ from sordino.verification.checks import (
     read_chain,
 )
 
-__all__ = [
-    "RunBudget",
-    "check_claim",
-    "check_requests",
-    "check_stages",
-    "dp_accounting_epsilon",
-    "is_available",
-    "run_budget",
-    "verify",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Runs whose ε is a budget that a filter kept, and not what a plan adds up to.
 #

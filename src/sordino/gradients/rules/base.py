@@ -31,32 +31,6 @@ from sordino.gradients.numerics import (
 from sordino.installation import cache_folder
 from sordino.shapes import Float
 
-__all__ = [
-    "CHUNK_ENTRIES",
-    "Kernel",
-    "KernelTimings",
-    "LayerCall",
-    "LayerRule",
-    "PIECE",
-    "Rounding",
-    "TIMED_RECORDS",
-    "additions",
-    "alone_error",
-    "cheapest_kernel",
-    "chunk_records",
-    "convolution_kernel_costs",
-    "get_rule",
-    "gram_rounding",
-    "kernel_costs",
-    "layer_rule",
-    "patch_products",
-    "sum_error",
-    "unit",
-    "weighted_product",
-    "weighted_sum",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Which exact kernel a layer takes, by a cost model.
 #

@@ -26,20 +26,6 @@ from sordino.gradients.rules.base import (
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, SharedBias, num_positions
 from sordino.shapes import Float
 
-__all__ = [
-    "Derived",
-    "DerivedContext",
-    "GradientsRule",
-    "LinearMap",
-    "LinearMapsRule",
-    "Lookup",
-    "StoredGradientRule",
-    "derived_rule",
-    "direct_rule",
-    "parts_rule",
-]
-
-
 Rows = tuple[int, int] | None
 
 _LINEAR = LinearRule()

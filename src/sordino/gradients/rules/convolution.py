@@ -55,8 +55,6 @@ from sordino.gradients.rules.linear import (
 )
 from sordino.shapes import Float
 
-__all__ = ["ConvolutionRule"]
-
 _Sizes = Sequence[int]
 
 # Up to so many positions copied patches and a product for each record take less time than a grouped convolution.

@@ -17,8 +17,6 @@ from sordino.gradients.rules.base import LayerCall, LayerRule, Rounding, chunk_r
 from sordino.gradients.rules.linear import LinearRule, num_positions
 from sordino.shapes import Float, Int
 
-__all__ = ["EmbeddingBagRule", "EmbeddingRule"]
-
 # The name in a use's memo, which no parameter has, of each position's segment: what positions with one id share.
 _SEGMENTS = "segments"
 

@@ -41,19 +41,6 @@ from sordino.gradients.rules.base import (
 )
 from sordino.shapes import Float
 
-__all__ = [
-    "GHOST_LENGTHS",
-    "GHOST_ROUNDING",
-    "LinearRule",
-    "SharedBias",
-    "TransposedLinearRule",
-    "ghost_sum",
-    "keep_ghost",
-    "matrix_per_record_gradient",
-    "num_positions",
-]
-
-
 # Names in a use's memo, which no parameter has: the allowance of a ghost norm and the lengths of its terms.
 GHOST_ROUNDING, GHOST_LENGTHS = "rounding of the ghost norm", "lengths of the terms"
 

@@ -16,8 +16,6 @@ from sordino.gradients.numerics import compute_dtype
 from sordino.gradients.rules.base import LayerCall, LayerRule, layer_rule, only_input
 from sordino.shapes import Float
 
-__all__ = ["ChannelNormRule", "GroupNormRule", "LayerNormRule", "RMSNormRule"]
-
 
 def _saved_statistics(output: Tensor) -> tuple[Tensor, ...]:
     """Mean and reciprocal deviation that torch kept for its own backward, when they can be read for free."""

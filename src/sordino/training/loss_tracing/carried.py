@@ -23,23 +23,6 @@ from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt
 from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.pytree import tensors_in, tree_leaves
 
-__all__ = [
-    "BatchTag",
-    "CrossBatchState",
-    "FIRST_BATCHES",
-    "OptimizerSettingsWatch",
-    "batch_tag",
-    "compares_values",
-    "counts_records",
-    "is_public",
-    "is_uninformative",
-    "mark_public",
-    "storage_address",
-    "tag_batch",
-    "texts_in",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Where a tensor comes from: the batch that the loader gave last, an earlier one, or elsewhere.
 #

@@ -26,14 +26,6 @@ from sordino.training.probing.synthetic import INTEGER_PATTERNS, AdversarialValu
 from sordino.training.probing.torch_modes import IndexBoundsCheck, PublicDivisor
 from sordino.training.pytree import tensors_in, tree_leaves, tree_map
 
-__all__ = [
-    "Criterion",
-    "LoopProbe",
-    "OutputGradientCheck",
-    "tensors_within",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The gradient that arrives at a module's output, compared with that of the declared criterion.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -33,17 +33,6 @@ from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks,
 from sordino.training.probing.torch_modes import Args, PublicDivisor
 from sordino.training.pytree import tensors_in
 
-__all__ = [
-    "CheckedLossForm",
-    "ForwardMonitor",
-    "LossTracer",
-    "ModuleMarks",
-    "is_recheck_due",
-    "module_state_key",
-    "order_of_magnitude",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Losses that were checked, by their form, and when one has to be checked again.
 #

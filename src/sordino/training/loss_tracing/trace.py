@@ -46,15 +46,6 @@ from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.probing.torch_modes import Args, Function, with_public_divisor
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves, tree_map
 
-__all__ = [
-    "LookedAt",
-    "OperationTrace",
-    "TracedCall",
-    "map_values",
-    "untraceable_loss_error",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Whose code is asking for the truth of a private value.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,19 +17,6 @@ from sordino.training.pytree import tensors_in
 if TYPE_CHECKING:
     from sordino.training.loss_tracing.trace import OperationTrace
 
-__all__ = [
-    "TaintedFloat",
-    "TaintedInt",
-    "TracedTensor",
-    "leave_untraced",
-    "not_noting",
-    "tainted",
-    "trace_again",
-    "untainted",
-    "without_trace",
-]
-
-
 # What torch does in another way, or not at all, for subclasses.
 _OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__"})
 

@@ -40,9 +40,6 @@ from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecord
 from sordino.training.probing.torch_modes import Args, Kwargs, Operator
 from sordino.training.pytree import tensors_in
 
-__all__ = ["NOT_CAPTURED", "check_draws", "check_one_by_one", "check_records", "is_not_captured"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Which random numbers a forward and backward pass draws, on synthetic records.
 #

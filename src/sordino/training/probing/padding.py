@@ -21,8 +21,6 @@ from sordino.training.probing.snapshots import ChanceByPosition, DisableRandomne
 from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecords
 from sordino.training.pytree import map_tensors, tensors_in
 
-__all__ = ["PaddedTensor", "Padding", "check_padding", "padding_refusal"]
-
 _Lengths = tuple[tuple[int, ...], ...]
 
 _RECORDS = 4

@@ -34,9 +34,6 @@ from sordino.training.probing.snapshots import GENERATORS, DisableRandomness, Se
 from sordino.training.probing.synthetic import AdversarialValue, SyntheticRecords
 from sordino.training.pytree import tensors_in
 
-__all__ = ["check_record_independence"]
-
-
 # Batches of everything; a larger one, of training's own size, is for what begins with more records.
 _RECORDS = 8
 _SEEDS, _SEEDS_UNREAD = 9, 5

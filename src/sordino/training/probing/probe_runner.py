@@ -36,23 +36,6 @@ from sordino.training.probing.torch_modes import (
 )
 from sordino.training.pytree import map_tensors, tensors_in
 
-__all__ = [
-    "PastOutputs",
-    "ProbeOptions",
-    "ProbeResult",
-    "ProbeRunner",
-    "ProbeTask",
-    "attempt",
-    "backward_into_the_module",
-    "check_no_max_norm_embeddings",
-    "external_parameter_error",
-    "first_that_runs",
-    "graph_bypassing_outputs",
-    "graph_leaves",
-    "graph_nodes",
-    "preserve_model_state",
-]
-
 T = TypeVar("T")
 
 # Alone or in another batch, a record goes through other kernels: rounding, but far from the factor that a wrong

@@ -29,23 +29,6 @@ from sordino.training.generators import states_undisturbed
 from sordino.training.probing.torch_modes import Args, Kwargs, Operator
 from sordino.training.pytree import tensors_in
 
-__all__ = [
-    "ChanceByPosition",
-    "DisableRandomness",
-    "GENERATORS",
-    "ModuleSnapshot",
-    "SeededGenerators",
-    "exports_by_hooks",
-    "generators_used",
-    "own_attributes",
-    "preserve_attributes",
-    "preserve_rng_state",
-    "random_states",
-    "readable_fingerprint",
-    "tensor_attributes",
-]
-
-
 _REMEDY = (
     "what a module stores of records is released without noise. Turn the statistics off, call .eval() on that layer, "
     "or initialize it from public data before making the model private"

@@ -12,18 +12,6 @@ from torch import Tensor
 from sordino.errors import CoupledRecords, RecordCountMismatch
 from sordino.training.pytree import is_leaf, map_tensors, tensors_in, tree_rebuild
 
-__all__ = [
-    "AdversarialValue",
-    "EXAMPLES",
-    "INTEGER_PATTERNS",
-    "SyntheticItems",
-    "SyntheticRecords",
-    "make_synthetic_items",
-    "public_items",
-    "substitute_items",
-]
-
-
 INTEGER_PATTERNS = ("mixed", "ones", "zeros")
 """Values for integers and booleans: positions in a table, labels, masks and lengths are often valid as 0 and 1."""
 

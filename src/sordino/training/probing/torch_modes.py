@@ -12,19 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sordino.errors import CoupledRecords
 from sordino.training.pytree import tensors_in
 
-__all__ = [
-    "Args",
-    "ComparisonConstants",
-    "Function",
-    "GradientCuts",
-    "IndexBoundsCheck",
-    "Kwargs",
-    "NoClassWeights",
-    "Operator",
-    "PublicDivisor",
-    "with_public_divisor",
-]
-
 Function = Callable[..., object]
 """A function of torch, as a `TorchFunctionMode` sees it."""
 
