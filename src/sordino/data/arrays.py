@@ -19,20 +19,6 @@ from sordino.data.tables import encode_table, is_table, iterate_declared
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.shapes import Float32
 
-__all__ = [
-    "MappedArrays",
-    "array_records",
-    "array_schema_from_sample",
-    "is_array",
-    "labels_path",
-    "mapped_table",
-    "read_arrays",
-    "read_idx",
-    "to_images",
-    "unlisted_array_labels",
-]
-
-
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _FEATURE_KEYS = ("features", "images", "x")
 _LABEL_KEYS = ("labels", "y")

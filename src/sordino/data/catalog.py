@@ -19,22 +19,6 @@ from sordino.installation import cache_folder, is_installed
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = [
-    "CATALOG",
-    "Found",
-    "Layout",
-    "NamedDataset",
-    "RemoteFile",
-    "dataset_folder",
-    "download_dataset",
-    "existing",
-    "fetch_file",
-    "find",
-    "get_named_dataset",
-    "matches",
-    "unavailable",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:

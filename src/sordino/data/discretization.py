@@ -46,9 +46,6 @@ from sordino.shapes import Float64, Int64
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DiscreteColumn", "TableDomain", "TableSource", "table_columns"]
-
-
 TableSource: TypeAlias = "Path | str | Mapping[str, object] | pa.Table"
 """A file, or what gives columns by their name: a data frame, an Arrow table, a dictionary."""
 

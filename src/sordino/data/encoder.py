@@ -18,8 +18,6 @@ except ImportError:
     require("estimators", "sklearn", user="SchemaEncoder")
     raise
 
-__all__ = ["SchemaEncoder"]
-
 
 class SchemaEncoder(TransformerMixin, BaseEstimator):
     """Tables as features, by a declared schema: the columns that `Schema.encode` and the commands make, bit for bit.

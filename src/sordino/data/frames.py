@@ -17,8 +17,6 @@ from sordino.installation import require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["frame_columns", "text_column"]
-
 _NAME = "the table"
 
 

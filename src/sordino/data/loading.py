@@ -37,18 +37,6 @@ from sordino.data.tables import (
 )
 from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
 
-__all__ = [
-    "DatasetDescription",
-    "DatasetInfo",
-    "describe_dataset",
-    "list_datasets",
-    "load_dataset",
-    "load_named",
-    "require_other_file",
-    "require_other_records",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # `load_named`: one named set, from wherever it lies, fetched if need be.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from sordino.errors import DataUnavailable
 
-__all__ = ["COLUMNS", "pack"]
-
 COLUMNS = (
     "age",
     "workclass",

@@ -28,19 +28,6 @@ from sordino.data.tables import declared_kinds, encode_table, read_columns
 from sordino.errors import DataUnavailable
 from sordino.shapes import Float32, UInt8
 
-__all__ = [
-    "ADULT_SCHEMA",
-    "FILES",
-    "TEXT_WIDTH",
-    "hashed_features",
-    "load_adult",
-    "read_cifar_binary",
-    "read_cifar_jpeg",
-    "read_imdb",
-    "read_mnist",
-]
-
-
 FILES = Path(__file__).parent / "files"
 
 _EDUCATION = (

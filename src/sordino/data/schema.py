@@ -22,22 +22,6 @@ from sordino.shapes import Float32, Float64, Int64
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ArraySchema",
-    "BooleanColumn",
-    "CategoricalColumn",
-    "DatasetSplits",
-    "DateColumn",
-    "NumericColumn",
-    "OrdinalColumn",
-    "Records",
-    "Schema",
-    "TableColumn",
-    "TableFormat",
-    "fixed_order",
-    "read_schema",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Declared schemas: what is public about a table or an array of private records.

@@ -32,8 +32,6 @@ from sordino.data.tables import (
 from sordino.errors import InvalidArgument
 from sordino.shapes import Int64
 
-__all__ = ["LISTED", "NUMBERS", "column_statuses", "declared_statuses", "draft_schema"]
-
 NUMBERS = ("in range", "outside", "missing", "unreadable")
 """What may be said of a number or date."""
 LISTED = ("listed", "not listed", "missing")

@@ -43,43 +43,6 @@ from sordino.shapes import Float32, Float64, Int64
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "Column",
-    "EncodedColumn",
-    "Kinds",
-    "LONGEST_LINE",
-    "arrow_columns",
-    "column_numbers",
-    "declared_kinds",
-    "encode_features",
-    "encode_table",
-    "entry_text",
-    "is_csv",
-    "is_missing_text",
-    "is_table",
-    "iterate_columns",
-    "iterate_declared",
-    "line_blocks",
-    "lines_with_cells",
-    "listed_indices",
-    "number_text",
-    "open_table_text",
-    "positions",
-    "read_arrow",
-    "read_columns",
-    "read_header",
-    "read_header_line",
-    "read_types",
-    "refuse_other_table",
-    "require_declared_columns",
-    "scaled_values",
-    "schema_from_sample",
-    "separator_hint",
-    "to_number",
-    "to_numbers",
-    "unlisted_labels",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Lines of a CSV or TSV file, each judged by itself.

@@ -43,38 +43,6 @@ from sordino.mechanisms.base import (
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG
 
-__all__ = [
-    "ColumnBounds",
-    "Labels",
-    "PrivateClassifier",
-    "PrivateEstimator",
-    "PrivateRegressor",
-    "SumsMechanism",
-    "WeightedClassifier",
-    "check_one_target_per_record",
-    "check_single_process",
-    "class_probabilities",
-    "clip_rows",
-    "column_bounds",
-    "common_relation",
-    "declared_classes",
-    "declared_norm",
-    "declared_relation",
-    "declared_size",
-    "dry_run_events",
-    "encode_labels",
-    "fill_missing",
-    "independent_copy",
-    "noise_stddev",
-    "normalize_rows",
-    "require_declared",
-    "scaled_targets",
-    "split_budget_equally",
-    "sums_mechanism",
-    "validate_matrix",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What an estimator does with the records it is given, before any proof applies.
 #

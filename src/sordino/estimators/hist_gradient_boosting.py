@@ -37,21 +37,6 @@ from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "BinnedEstimator",
-    "Categories",
-    "CyclicBoosting",
-    "Edges",
-    "Feature",
-    "HistGradientBoostingClassifier",
-    "HistGradientBoostingRegressor",
-    "ShapeFunctions",
-    "bins_of_records",
-    "declared_features",
-    "leaf_sums",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Columns of a table as features with a fixed list of bins: intervals, categories, one-hot groups.
 #

@@ -23,8 +23,6 @@ from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG
 
-__all__ = ["KMeans"]
-
 # The count's part in a step's budget, with one for each column of the sums.
 _COUNT_WEIGHT = 0.5
 _TRIED = 64

@@ -31,18 +31,6 @@ from sordino.training.averaging import TailWeightAverage
 from sordino.training.fit import OptimizerFactory, fit
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = [
-    "ConvexMechanism",
-    "DPGradientDescent",
-    "DescentSettings",
-    "DesignMatrix",
-    "convex_mechanism",
-    "noise_limited_learning_rate",
-    "release_weights",
-    "train_weighted",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The training engine for estimators. A record that may not count has weight 0, so it keeps its index and adds nothing.
 # ----------------------------------------------------------------------------------------------------------------------

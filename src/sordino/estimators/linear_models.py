@@ -49,8 +49,6 @@ from sordino.mechanisms import GaussianBudget, make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.randomness import KeyedRNG
 
-__all__ = ["LinearRegression", "LinearSVC", "LogisticRegression", "Ridge"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _LinearModel(PrivateEstimator):

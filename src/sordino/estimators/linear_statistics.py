@@ -31,18 +31,6 @@ from sordino.mechanisms.calibration import Budget, GaussianBudget
 from sordino.mechanisms.samplers import laplace, normal
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "AdaptiveStatistics",
-    "CurvatureInference",
-    "FunctionalMechanism",
-    "LeastSquaresStatistics",
-    "RegressionInference",
-    "cross_moment",
-    "normal_intervals",
-    "replicate_intervals",
-]
-
-
 _GRID_BITS = 30
 _NOISE_SHARE = 0.5  # chosen on six public sets, shown on six others (`./run bench defaults`)
 # The computed smallest eigenvalue of a matrix of norm n is off by about n·1e-15: below this share of the sensitivity.

@@ -31,8 +31,6 @@ from scipy.special import expit, softmax
 from sordino import checks
 from sordino.mechanisms.base import FloatArray
 
-__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Logistic:

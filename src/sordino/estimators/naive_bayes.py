@@ -23,8 +23,6 @@ from sordino.estimators.preprocessing import BoundedMoments
 from sordino.mechanisms import make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 
-__all__ = ["GaussianNB"]
-
 # No category of a one-hot group is rarer than this in a class: noise would make it 0.
 _LEAST_SHARE = 1e-3
 

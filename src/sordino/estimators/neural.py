@@ -40,9 +40,6 @@ from sordino.randomness import KeyedRNG
 from sordino.training.fit import OptimizerFactory
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = ["DPClassifier", "DPRegressor", "ModuleSource", "NeuralEstimator", "RecordLoss", "RowNorm"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What `DPClassifier` and `DPRegressor` share: from parameters to a plan, a module of its own, and `fit`.
 #

@@ -34,9 +34,6 @@ from sordino.mechanisms.base import FloatArray, observable_release
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG
 
-__all__ = ["CandidateSelection", "ObjectivePerturbation", "OutputPerturbation", "newton_minimize"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The minimizer of a strongly convex sum of losses, to a gradient norm that is fixed in advance.
 #

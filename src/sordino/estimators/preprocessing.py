@@ -28,9 +28,6 @@ from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG
 
-__all__ = ["BoundedMoments", "ColumnMoments", "MinMaxScaler", "PCA", "StandardScaler"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Count, means and variances of columns with declared bounds: what naive Bayes and standardizing need.
 #

@@ -33,9 +33,6 @@ from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import Budget
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = ["LeafCounts", "RandomForestClassifier", "RandomForestRegressor", "RandomTrees", "draw_trees"]
-
-
 IntegerArray = npt.NDArray[np.int64]
 BooleanArray = npt.NDArray[np.bool_]
 

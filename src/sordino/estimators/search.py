@@ -39,8 +39,6 @@ from sordino.events import Event, compose, describe_sampling
 from sordino.mechanisms import ReportNoisyMax
 from sordino.mechanisms.base import FloatArray, Numbers, checked_bounds
 
-__all__ = ["PrivateGridSearch", "PrivateSearch", "SEARCH_PARAMETERS"]
-
 Grid = Mapping[str, Sequence[object]] | Sequence[Mapping[str, Sequence[object]]]
 
 

@@ -44,9 +44,6 @@ from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import GaussianBudget
 from sordino.training.plan import Plan
 
-__all__ = ["WhitenedLogisticRegression", "row_chunks", "unit_rows_in_float32"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Rows of length 1 in float32, made a chunk at a time, for tables too large for several copies.
 # ----------------------------------------------------------------------------------------------------------------------

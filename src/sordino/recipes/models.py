@@ -15,20 +15,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.shapes import Float
 
-__all__ = [
-    "Block",
-    "Centered",
-    "MODELS",
-    "StandardizedConv",
-    "UnitNorm",
-    "cnn",
-    "convolutions",
-    "logistic",
-    "mlp",
-    "wide_resnet",
-]
-
-
 MODELS = ("logistic", "mlp", "cnn")
 """Names that `recommend` and the command line know."""
 

@@ -42,24 +42,6 @@ from sordino.shapes import Float
 from sordino.training.averaging import ExponentialWeightAverage, TailWeightAverage
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = [
-    "ADULT_LOGISTIC",
-    "ADULT_MLP",
-    "LOGISTIC_PIXELS",
-    "LOGISTIC_SGD",
-    "NETWORK",
-    "PCA_MLP",
-    "TANH_CNN",
-    "TrainingSettings",
-    "WRN",
-    "WRN_FAST",
-    "build_network",
-    "cropped_and_flipped",
-    "local_contrasts",
-    "normalized_features",
-    "second_moments",
-]
-
 
 def _table_network(name: str) -> Callable[[RecipeTask], PreparedRecipe]:
     def prepare(task: RecipeTask) -> PreparedRecipe:

@@ -28,8 +28,6 @@ from sordino.recipes.saved_model import SavedModel
 from sordino.recipes.stages import FittedModule
 from sordino.recipes.tabular import FittedTable
 
-__all__ = ["export_onnx", "onnx_difference"]
-
 # Versions that every onnxruntime of the last years reads.
 _OPSET, _IR = 18, 9
 _ROWS = 256

@@ -59,22 +59,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = [
-    "FittedRecipe",
-    "Predictor",
-    "PreparedRecipe",
-    "RECIPES",
-    "Recipe",
-    "RecipeTask",
-    "Stage",
-    "StageCharger",
-    "feature_cache",
-    "get_recipe",
-    "kept_here",
-    "once_a_block",
-    "seeded_torch_rng",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Features of records, kept for a block of code and never in an object that a fit returns.

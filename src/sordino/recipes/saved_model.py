@@ -33,8 +33,6 @@ from sordino.recipes.training_config import NETWORKS, ModelFactory
 from sordino.runs import RunFolder
 from sordino.runs.transcript import file_digest
 
-__all__ = ["SavedModel", "describe_estimator", "describe_module", "load_model"]
-
 
 def describe_module(dataset: DatasetSplits, model: str) -> dict[str, object]:
     """`model.json` of a module: its name, or that it is one of the user's own; all of it public facts."""

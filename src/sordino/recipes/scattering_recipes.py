@@ -28,19 +28,6 @@ from sordino.training.averaging import TailWeightAverage
 from sordino.transfer import PatchFeatures
 from sordino.transfer.scattering import scattering_features, synthetic_images
 
-__all__ = [
-    "PATCHES",
-    "SCATTER",
-    "SCATTER_SGD",
-    "SyntheticWhitening",
-    "linear_on",
-    "mirrored",
-    "patched",
-    "principal_components",
-    "scattered",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Rows whitened by what their features do on pictures made of random numbers, and a linear layer on them.
 #

@@ -23,19 +23,6 @@ from sordino.training.charging import step_charge
 from sordino.training.fit import OptimizerFactory, fit
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = [
-    "FittedEstimator",
-    "FittedModule",
-    "charge_stage",
-    "estimator_stage",
-    "fitted_module",
-    "image_shape",
-    "network_recipe",
-    "restored_module",
-    "training_stage",
-]
-
-
 _CHUNK = 4096
 
 

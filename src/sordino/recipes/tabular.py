@@ -22,28 +22,6 @@ from sordino.estimators.base import (
 from sordino.events import Event, compose, describe_sampling
 from sordino.ledger import Account
 
-__all__ = [
-    "Comparison",
-    "FittedTable",
-    "MethodResult",
-    "PublicFacts",
-    "TABULAR_METHODS",
-    "TabularMethod",
-    "TabularTask",
-    "compare_private",
-    "compare_public",
-    "fit_to",
-    "flat_rows",
-    "get_method",
-    "make_tabular_task",
-    "non_private_linear_predictions",
-    "non_private_scores",
-    "predicted_from",
-    "supported_methods",
-    "trivial_score",
-]
-
-
 Rows = npt.NDArray[np.float64]
 Labeled = tuple[Rows, npt.NDArray[np.generic]]
 """Rows [n, d] in [−1, 1] and targets [n]: indices of classes, or numbers in their own unit."""

@@ -41,23 +41,6 @@ from sordino.training.averaging import TailWeightAverage
 from sordino.training.plan import PerformanceOptions, Plan
 from sordino.transfer import PublicInput, feature_extractor
 
-__all__ = [
-    "AdaptedMiniLM",
-    "HASHED_WORDS",
-    "LORA",
-    "LoraSettings",
-    "MINILM",
-    "MiniLMLayers",
-    "TOKENIZER",
-    "WEIGHTS",
-    "lora",
-    "squares",
-    "text_features",
-    "windows",
-    "word_pieces",
-]
-
-
 # Chosen on the last 5000 training reviews of IMDB in the fixed order, at ε = 1 and 8.
 _SHARE, _RIDGE, _STEPS, _RATE, _NORM = 0.1, 3.0, 60, 10.0, 0.7
 # With a row of norm 1; with a full bias, steps of this size would overshoot.

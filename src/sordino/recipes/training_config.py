@@ -41,19 +41,6 @@ from sordino.training import PerformanceOptions, Plan
 from sordino.training.averaging import Averaging, TailWeightAverage
 from sordino.training.fit import FitResult, Transcript, fit
 
-__all__ = [
-    "ModelFactory",
-    "NETWORKS",
-    "NetworkSpec",
-    "TrainingConfig",
-    "accuracy",
-    "noise_limited_learning_rate",
-    "non_private_baseline",
-    "recommend_config",
-    "train_with_config",
-]
-
-
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one record's features, number of classes) ↦ a module that returns logits."""
 

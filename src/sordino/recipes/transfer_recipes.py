@@ -26,19 +26,6 @@ from sordino.recipes.scattering_recipes import SyntheticWhitening, linear_on
 from sordino.recipes.stages import FittedEstimator, charge_stage, estimator_stage, network_recipe
 from sordino.transfer import PublicInput, feature_extractor, synthetic_images
 
-__all__ = [
-    "CachedFeatures",
-    "EFFICIENTNET",
-    "EFFICIENTNET_SMALL",
-    "Head",
-    "InnerPhotographs",
-    "LitePhotographs",
-    "WEIGHTS",
-    "packaged_weights_folder",
-    "whitened_head",
-]
-
-
 # Records extracted at a time; changes only how much a cut-off extraction loses.
 _BLOCK = 2048
 

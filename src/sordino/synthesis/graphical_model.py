@@ -22,9 +22,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.randomness import RandomStream
 
-__all__ = ["Clique", "GraphicalModel", "JunctionTree", "NoisyMarginal", "fit_model", "tree_cells"]
-
-
 Clique: TypeAlias = tuple[int, ...]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -36,18 +36,6 @@ from sordino.synthesis.graphical_model import Clique, GraphicalModel, NoisyMargi
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ChargedMarginals",
-    "MeasuredMarginal",
-    "TableSynthesizer",
-    "all_cliques",
-    "default_degree",
-    "select_aim",
-    "select_independent",
-    "select_mst",
-]
-
-
 IntegerArray = npt.NDArray[np.int64]
 
 # Scores are whole multiples of 1/4096 of a record: sums of them have no rounding, so a record moves them by 1 at most.

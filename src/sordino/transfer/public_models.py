@@ -21,21 +21,6 @@ from torch import Tensor, nn
 from sordino import checks
 from sordino.errors import CoupledRecords, InvalidArgument, RecordCountMismatch, UnsupportedModule
 
-__all__ = [
-    "FixedNorm",
-    "FrozenFeatures",
-    "PublicInput",
-    "TRAINABLE",
-    "check_no_batch_statistics",
-    "feature_extractor",
-    "file_sha256",
-    "module_digest",
-    "replace_head",
-    "set_trainable",
-    "width_of_independent_features",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # An experiment on synthetic records: a feature extractor must treat each record by itself.
 # ----------------------------------------------------------------------------------------------------------------------

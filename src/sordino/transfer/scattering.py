@@ -24,17 +24,6 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "PatchFeatures",
-    "Scattering",
-    "gaussian_window",
-    "morlet_wavelet",
-    "scattering_features",
-    "synthetic_images",
-    "synthetic_second_moments",
-]
-
-
 _BANDWIDTH = 0.8
 _FREQUENCY = 3 * math.pi / 4
 # Chunks whose spectra stay in a core's cache; changes speed alone.

@@ -15,23 +15,6 @@ from sordino.events import BoundedRange, Composed, Event, NoOp, PureDP, RepeatAn
 from sordino.mechanisms import ExponentialMechanism, GeneralizedExponentialMechanism, PermuteAndFlip, ReportNoisyMax
 from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = [
-    "Choice",
-    "Config",
-    "ExponentialSelection",
-    "GeneralizedExponentialSelection",
-    "Integers",
-    "LogUniform",
-    "PoissonStopping",
-    "Prior",
-    "RandomStopping",
-    "SearchSpace",
-    "Selection",
-    "ThresholdStopping",
-    "Uniform",
-]
-
-
 Config = dict[str, object]
 
 

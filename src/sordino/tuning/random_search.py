@@ -25,9 +25,6 @@ from sordino.randomness import KeyedRNG
 from sordino.tuning.methods import Config, RandomStopping, SearchSpace
 from sordino.tuning.search import PrivateScore, TrialBudget, tune
 
-__all__ = ["EstimatorRuns", "PrivateRandomSearch"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Estimators as the runs of a search: what one of them does, whatever its settings are.
 # ----------------------------------------------------------------------------------------------------------------------

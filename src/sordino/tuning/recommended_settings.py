@@ -23,9 +23,6 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Gaussian, PoissonSampled, SelfComposed
 
-__all__ = ["RecommendedSettings", "recommend_settings"]
-
-
 _WITHIN = 0.9
 _RUNGS = 10
 _SMALLEST_TRIAL = 16

@@ -37,22 +37,6 @@ from sordino.tuning.methods import (
     ThresholdStopping,
 )
 
-__all__ = [
-    "Method",
-    "PrivateScore",
-    "Space",
-    "Train",
-    "Trial",
-    "TrialBudget",
-    "TuningBudget",
-    "TuningResult",
-    "select_winner",
-    "tune",
-    "tune_on_public_data",
-    "tune_on_subsample",
-]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Runs without output: what a run prints, warns or raises is not part of what was paid for.
 # ----------------------------------------------------------------------------------------------------------------------
