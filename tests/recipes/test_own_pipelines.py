@@ -20,7 +20,7 @@ from sordino.recipes.models import Block, StandardizedConv, wide_resnet
 from sordino.recipes.network_recipes import cropped_and_flipped
 from sordino.recipes.recipe import RecipeTask
 from sordino.recipes.stages import network_recipe
-from sordino.recipes.training_config import noise_limited_learning_rate
+from sordino.recipes.training_config import noise_limited
 from sordino.training import Plan
 from sordino.verification import verify
 
@@ -131,10 +131,10 @@ def test_a_quiet_rate_keeps_the_noise_that_adds_up_below_its_bound():
     plan = Plan(
         noise_multiplier=2.0, max_grad_norm=0.5, sample_rate=0.1, steps=100, expected_batch_size=50.0, delta=DELTA
     )
-    rate = noise_limited_learning_rate(largest=1e9, noise_per_weight=0.3)(plan)
+    rate = noise_limited(largest=1e9, noise_per_weight=0.3)(plan)
     # Momentum 0.9 makes every draw count tenfold in the end; deviations of independent draws add up as a root.
     assert rate * 10 * (2.0 * 0.5 / 50.0) * math.sqrt(100) == pytest.approx(0.3)
-    assert noise_limited_learning_rate(largest=0.01, noise_per_weight=0.3)(plan) == 0.01
+    assert noise_limited(largest=0.01, noise_per_weight=0.3)(plan) == 0.01
 
 
 # --- a small network on local contrasts ------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from sordino.mechanisms.base import FloatArray, Numbers, to_float_array
 from sordino.randomness import KeyedRNG
 from sordino.training.averaging import TailWeightAverage
 from sordino.training.fit import OptimizerFactory, fit
-from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.plan import PerformanceOptions, Plan, noise_limited_learning_rate
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The training engine for estimators. A record that may not count has weight 0, so it keeps its index and adds nothing.
@@ -83,12 +83,6 @@ def train_weighted(
         progress=False,
     )
     return module.eval()
-
-
-def noise_limited_learning_rate(plan: Plan, noise_per_weight: float, *, momentum: float = 0.0) -> float:
-    """The largest learning rate for which the noise that adds up in one weight over all steps stays below a bound."""
-    a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
-    return noise_per_weight / (a_step * math.sqrt(plan.steps))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

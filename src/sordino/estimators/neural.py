@@ -32,13 +32,12 @@ from sordino.estimators.base import (
 from sordino.estimators.linear_mechanisms import (
     MICROBATCH,
     RecordLoss,
-    noise_limited_learning_rate,
     train_weighted,
 )
 from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.randomness import KeyedRNG
 from sordino.training.fit import OptimizerFactory
-from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.plan import PerformanceOptions, Plan, noise_limited_learning_rate
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What `DPClassifier` and `DPRegressor` share: from parameters to a plan, a module of its own, and `fit`.

@@ -38,11 +38,11 @@ from sordino.estimators.base import (
     normalize_rows,
     validate_matrix,
 )
-from sordino.estimators.linear_mechanisms import noise_limited_learning_rate, train_weighted
+from sordino.estimators.linear_mechanisms import train_weighted
 from sordino.mechanisms import PrivateSecondMoment, make_budget
 from sordino.mechanisms.base import FloatArray, Numbers
 from sordino.mechanisms.calibration import GaussianBudget
-from sordino.training.plan import Plan
+from sordino.training.plan import Plan, noise_limited_learning_rate
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Rows of length 1 in float32, made a chunk at a time, for tables too large for several copies.

@@ -37,7 +37,7 @@ from sordino.recipes.stages import (
     restored_module,
     training_stage,
 )
-from sordino.recipes.training_config import NETWORKS, NetworkSpec, noise_limited_learning_rate
+from sordino.recipes.training_config import NETWORKS, NetworkSpec, noise_limited
 from sordino.shapes import Float
 from sordino.training.averaging import ExponentialWeightAverage, TailWeightAverage
 from sordino.training.plan import PerformanceOptions, Plan
@@ -226,7 +226,7 @@ NETWORK = NetworkSpec(
     batch_size=2048,
     steps=480,
     max_grad_norm=1.0,
-    learning_rate=noise_limited_learning_rate(largest=1.6, noise_per_weight=0.14),
+    learning_rate=noise_limited(largest=1.6, noise_per_weight=0.14),
     averaging=TailWeightAverage(fraction=0.25),
     microbatch_size=512,
     inputs=_inputs,

@@ -23,7 +23,7 @@ from sordino.data import Records
 from sordino.errors import InvalidArgument
 from sordino.recipes.recipe import PreparedRecipe, Recipe, RecipeTask, once_a_block
 from sordino.recipes.stages import image_shape, network_recipe
-from sordino.recipes.training_config import NetworkSpec, noise_limited_learning_rate
+from sordino.recipes.training_config import NetworkSpec, noise_limited
 from sordino.training.averaging import TailWeightAverage
 from sordino.transfer import PatchFeatures
 from sordino.transfer.scattering import scattering_features, synthetic_images
@@ -97,7 +97,7 @@ def linear_on(rows: Callable[[Records], Tensor], *, words: str) -> NetworkSpec:
         batch_size=None,
         steps=80,
         max_grad_norm=0.25,
-        learning_rate=noise_limited_learning_rate(largest=150.0, noise_per_weight=1.2),
+        learning_rate=noise_limited(largest=150.0, noise_per_weight=1.2),
         averaging=TailWeightAverage(fraction=0.1),
         microbatch_size=8192,
         # A small constant for the intercept: a constant of 1 would take up half of the squared clipping norm.

@@ -17,11 +17,12 @@ from sordino.data import Records
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator, dry_run_events
 from sordino.recipes.recipe import PreparedRecipe, RecipeTask, Stage, StageCharger
-from sordino.recipes.training_config import NetworkSpec, cross_entropy_per_record, evaluation_mode
+from sordino.recipes.training_config import NetworkSpec, cross_entropy_per_record
 from sordino.training.averaging import Averaging, average_over_views
 from sordino.training.charging import step_charge
 from sordino.training.fit import OptimizerFactory, fit
 from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.probing.snapshots import evaluation_mode
 
 _CHUNK = 4096
 
@@ -74,7 +75,8 @@ class FittedModule:
     def logits(self, records: Records) -> npt.NDArray[np.floating]:
         """Scores [n, K], in evaluation mode."""
         features = records.tensors()[0] if self.inputs is None else self.inputs(records)
-        with evaluation_mode(self.module) as device:
+        device = next(self.module.parameters()).device
+        with evaluation_mode(self.module):
             parts = [self.module(chunk.to(device)).double().cpu() for chunk in features.split(_CHUNK)]
         return torch.cat(parts).numpy()
 

@@ -18,9 +18,7 @@ Test accuracy measured with these constants at δ = 1e-5, lowest and highest of 
 | Fashion-MNIST, 4.6 | 83.0–83.2 % (5) | | |
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
@@ -40,6 +38,8 @@ from sordino.runs import RunFolder
 from sordino.training import PerformanceOptions, Plan
 from sordino.training.averaging import Averaging, TailWeightAverage
 from sordino.training.fit import FitResult, Transcript, fit
+from sordino.training.plan import noise_limited_learning_rate
+from sordino.training.probing.snapshots import evaluation_mode
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one record's features, number of classes) ↦ a module that returns logits."""
@@ -103,16 +103,9 @@ class NetworkSpec:
         return self.learning_rate(plan) if callable(self.learning_rate) else self.learning_rate
 
 
-def noise_limited_learning_rate(
-    *, largest: float, noise_per_weight: float, momentum: float = 0.9
-) -> Callable[[Plan], float]:
-    """The largest learning rate, at most `largest`, whose noise adds up to at most `noise_per_weight` in a weight."""
-
-    def rate(plan: Plan) -> float:
-        a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
-        return min(largest, noise_per_weight / (a_step * math.sqrt(plan.steps)))
-
-    return rate
+def noise_limited(*, largest: float, noise_per_weight: float, momentum: float = 0.9) -> Callable[[Plan], float]:
+    """A plan's `noise_limited_learning_rate`, at most `largest`."""
+    return lambda plan: min(largest, noise_limited_learning_rate(plan, noise_per_weight, momentum=momentum))
 
 
 # What was chosen on public data for each model.
@@ -122,7 +115,7 @@ NETWORKS: Mapping[str, NetworkSpec] = {
         batch_size=None,
         steps=100,
         max_grad_norm=1.0,
-        learning_rate=noise_limited_learning_rate(largest=16.0, noise_per_weight=1.0),
+        learning_rate=noise_limited(largest=16.0, noise_per_weight=1.0),
         averaging=TailWeightAverage(fraction=0.5),
         microbatch_size=4096,
         description="logistic regression on records of norm 2",
@@ -132,7 +125,7 @@ NETWORKS: Mapping[str, NetworkSpec] = {
         batch_size=4096,
         steps=200,
         max_grad_norm=1.0,
-        learning_rate=noise_limited_learning_rate(largest=4.0, noise_per_weight=0.5),
+        learning_rate=noise_limited(largest=4.0, noise_per_weight=0.5),
         averaging=TailWeightAverage(fraction=0.5),
         microbatch_size=4096,
         description="64 tanh units on records of norm 2",
@@ -142,7 +135,7 @@ NETWORKS: Mapping[str, NetworkSpec] = {
         batch_size=2048,
         steps=240,
         max_grad_norm=0.3,
-        learning_rate=noise_limited_learning_rate(largest=5.3, noise_per_weight=0.14),
+        learning_rate=noise_limited(largest=5.3, noise_per_weight=0.14),
         averaging=TailWeightAverage(fraction=0.25),
         microbatch_size=512,
         description="tanh CNN",
@@ -384,21 +377,10 @@ def accuracy(model: nn.Module, records: Records) -> float:
     features, labels = records.tensors()
     checks.integer(1, records=len(labels))
     chunks = zip(features.split(4096), labels.split(4096), strict=True)
-    with evaluation_mode(model) as device:
+    device = next(model.parameters()).device
+    with evaluation_mode(model):
         right = [(model(x.to(device)).argmax(1).cpu() == y).sum() for x, y in chunks]
     return float(torch.stack(right).sum()) / len(labels)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[torch.device]:
-    """Within it the model is in evaluation mode; afterwards every part of it is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield next(model.parameters()).device
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _same_shape(records: Records, recipe: TrainingConfig) -> None:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import checks
-from sordino.audit.attacks.membership_scores import evaluation_mode
 from sordino.clipping import FlatClipping
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
 from sordino.randomness import KeyedRNG
+from sordino.training.probing.snapshots import evaluation_mode
 
 _INNER = 20
 _CLOSE_ENOUGH = 1e-12

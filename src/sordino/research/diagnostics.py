@@ -27,12 +27,12 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from sordino import checks
-from sordino.audit.attacks.membership_scores import evaluation_mode
 from sordino.clipping import Clipping, FlatClipping, GlobalClipping
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
 from sordino.randomness import KeyedRNG
+from sordino.training.probing.snapshots import evaluation_mode
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Jacobians and tangent kernels of a model on a batch, layer by layer.

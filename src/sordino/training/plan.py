@@ -11,6 +11,7 @@ Example:
 
 import ctypes
 import json
+import math
 import platform
 import sys
 import threading
@@ -712,6 +713,12 @@ class Plan:
         curve = None if body["loss_release"] is None else LossRelease.from_dict(body["loss_release"])
         clipping = clipping_from_dict(body["clipping"])
         return cls(**planned, **rest, clipping=clipping, correlated_noise=noise, loss_release=curve)
+
+
+def noise_limited_learning_rate(plan: Plan, noise_per_weight: float, *, momentum: float = 0.0) -> float:
+    """The largest learning rate for which the noise that adds up in one weight over all steps stays below a bound."""
+    a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
+    return noise_per_weight / (a_step * math.sqrt(plan.steps))
 
 
 @lru_cache(maxsize=256)

@@ -3,8 +3,7 @@
 Confidence is φ = log(p/(1 − p)) of the record's own label, which is close to normal over models.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,6 +19,7 @@ from sordino.audit.attacks.roc import roc_curve
 from sordino.errors import InvalidArgument
 from sordino.installation import require
 from sordino.randomness import KeyedRNG
+from sordino.training.probing.snapshots import evaluation_mode
 
 Floats = NDArray[np.float64]
 
@@ -415,18 +415,6 @@ class ReferenceModels:
     models: tuple[Confidence, ...]
     included: NDArray[np.bool_]
     population: tuple[Confidence, ...]
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """A block in which the model is in evaluation mode; afterwards each module is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def confidence(model: nn.Module, records: Pair) -> Confidence:

@@ -325,7 +325,7 @@ class LoopProbe:
 def _of_rows() -> CoupledRecords:
     return CoupledRecords(
         "rows of records must be made of the batch, got a tensor from elsewhere with one row per record whose rows "
-        "differ (weights, labels, noise, public records): they follow from the place in the batch, or from other "
+        "differ (weights, labels, noise, public records): they follow from the position in the batch, or from other "
         "records, so that one record more or less changes what all others do. Put them into the dataset, draw them "
         "with torch's generator in the loop (torch.rand_like(x)), or make all rows the same."
     )

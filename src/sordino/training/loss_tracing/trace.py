@@ -831,7 +831,7 @@ class OperationTrace:
         """Look at the tensors from outside with as many rows as there are records: whose rows are they?
 
         Rows that are all alike, or were before the batch was written into them, or are drawn by chance within the
-        batch, may belong to records. Others follow from the place in the batch, from other records, or from nothing
+        batch, may belong to records. Others follow from the position in the batch, from other records, or from nothing
         that is known: they may stand for themselves, as a table does whose size fits by chance, and a replay shows
         whether they do.
         """

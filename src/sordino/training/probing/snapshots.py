@@ -171,6 +171,18 @@ def preserve_attributes(module: nn.Module) -> Iterator[None]:
             attributes[name] = value
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """A block in which the model is in evaluation mode; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def own_attributes(module: nn.Module) -> list[tuple[str, object]]:
     """The attributes of one module, without those of its submodules, that are not torch's."""
     return [(name, value) for name, value in vars(module).items() if name not in _OF_TORCH]
