@@ -329,7 +329,7 @@ def _refute_population(answer: float) -> str | None:
 
 EXERCISES: Mapping[str, Exercise] = {
     "baseline": Exercise(
-        question="The accuracy, as a number in [0, 1], of a model that always says the commonest label.",
+        question="The accuracy, as a number in [0, 1], of a model that always predicts the majority class.",
         hint="count the labels of the test records.",
         refute=_refute_population,
         because="Every accuracy below must be compared with it.",

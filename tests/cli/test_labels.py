@@ -77,12 +77,12 @@ def test_no_listed_label_at_all_is_said_so(tmp_path, monkeypatch, command):
 
 
 @pytest.mark.parametrize("model", ["objective", "logistic"])
-def test_an_accuracy_stands_beside_that_of_the_commonest_label(tmp_path, monkeypatch, model):
+def test_an_accuracy_is_shown_with_that_of_the_majority_class(tmp_path, monkeypatch, model):
     table(tmp_path, "p.csv", ["no", "yes"] * 100)
     table(tmp_path, "t.csv", ["no", "no", "no", "yes"] * 10)
     steps = ["--steps", "2"] if model == "logistic" else []
     done = run(tmp_path, monkeypatch, "train", "p.csv", "--test", "t.csv", "--model", model, "--out", "run", *steps)
     assert done.exit_code == 0, done.output
-    assert "the commonest label" in done.output
+    assert "the majority class" in done.output
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["majority_accuracy"]["value"] == 0.75

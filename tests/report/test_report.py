@@ -47,7 +47,7 @@ def test_the_page_states_the_guarantee_with_all_it_takes_to_read_it(tmp_path):
 
 def test_the_page_shows_public_accuracy_beside_the_twin(tmp_path):
     text = Page(render_html(build_report(make(tmp_path / "run")))).text
-    for words in ("this model, private 83.6 %", "non-private baseline 84.8 %", "always the commonest label 75.4 %"):
+    for words in ("this model, private 83.6 %", "non-private baseline 84.8 %", "always the majority class 75.4 %"):
         assert words in text
 
 

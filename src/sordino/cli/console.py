@@ -189,7 +189,7 @@ def render_metrics(metrics: "Mapping[str, Metric]", labels: Sequence[str]) -> Re
     names = {
         "test_accuracy": "test accuracy, private",
         "baseline_test_accuracy": "non-private baseline",
-        "majority_accuracy": "the commonest label",
+        "majority_accuracy": "the majority class",
     }
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -202,7 +202,7 @@ def render_metrics(metrics: "Mapping[str, Metric]", labels: Sequence[str]) -> Re
             table.add_row(words, Text(f"{100 * metrics[name].value:.1f} %", style="bold" if own else ""), bar)
     blocks: list[RenderableType] = [table] if table.row_count else []
     if metrics.get("test_accuracy") and _learned_nothing(metrics):
-        words = "Not above the commonest label: this accuracy is reached without learning."
+        words = "Not above the majority class: this accuracy is reached without learning."
         blocks.append(Text(words, style="yellow"))
     from sordino.report import describe_figures
 

@@ -167,7 +167,7 @@ def _table(done: "MethodComparison") -> Table:
     words = {
         "linear": ("linear model", "NOT private"),
         "trees": ("boosted trees", "NOT private"),
-        "nothing": ("no model", "the commonest label, or the mean"),
+        "nothing": ("no model", "the majority class, or the mean"),
     }
     for name, value in done.non_private.items():
         table.add_row(words[name][0], *[""] * (len(budgets) - 1), _shown(value, found.measure), words[name][1])

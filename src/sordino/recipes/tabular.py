@@ -429,7 +429,7 @@ def non_private_scores(table: TabularTask) -> dict[str, float]:
     Guarantee: none. So it is refused for data that are not declared public.
 
     Returns:
-        Names ↦ accuracy or root mean squared error; ``nothing`` is the commonest class or the mean, of test targets.
+        Names ↦ accuracy or root mean squared error; ``nothing`` is the majority class or the mean, of test targets.
     """
     if not table.public:
         raise InvalidArgument(
@@ -472,7 +472,7 @@ def non_private_linear_predictions(table: TabularTask) -> Rows:
 
 
 def trivial_score(table: TabularTask) -> float:
-    """What always naming the commonest class, or the mean, of the test targets would score on them.
+    """What always naming the majority class, or the mean, of the test targets would score on them.
 
     Guarantee: none; the test records must be public. An accuracy that is not above it was reached without learning.
     """

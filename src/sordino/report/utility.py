@@ -44,7 +44,7 @@ from sordino.runs import Evaluation, Metric, NoisyTable, RunFolder
 _ACCURACIES = {
     "test_accuracy": "this model, private",
     "baseline_test_accuracy": "non-private baseline",
-    "majority_accuracy": "always the commonest label",
+    "majority_accuracy": "always the majority class",
 }
 # What is shown with accuracy, or in its place: words, and whether it is a share.
 _FIGURES = {
@@ -163,7 +163,7 @@ def compute_label_utility(
 
     Returns:
         `test_accuracy`; `test_balanced_accuracy`, the mean over the classes of the share that is found (the recall);
-        `majority_accuracy`, of always naming the commonest class of these records, without which no accuracy can be
+        `majority_accuracy`, of always predicting the majority class of these records, without which no accuracy can be
         judged; with scores `test_auc`, the chance that a record of a class scores above one that is not, mean over the
         classes, ties half; and counts of true and predicted classes, for ten classes at most.
 
@@ -183,7 +183,7 @@ def compute_label_utility(
         "test_accuracy": _public(correct.mean(), what),
         "test_balanced_accuracy": _public(float(np.mean(recalls)), what),
         "majority_accuracy": _public(
-            np.bincount(right).max() / len(right), "share of the commonest label among the public test records"
+            np.bincount(right).max() / len(right), "share of the majority class among the public test records"
         ),
     }
     if scores is not None and len(present) > 1:
