@@ -12,7 +12,7 @@ from sordino.mechanisms.tensor_noise import _end_idle_threads, add_normal_, idle
 from sordino.randomness import KeyedRNG, RandomStream
 
 # Draws of one block.
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 
 
 class ChosenWords(RandomStream):
@@ -47,8 +47,8 @@ def test_a_word_of_zeros_gets_bits_of_its_own_from_further_on():
     excess = radii / 2 - 32 * math.log(2)
     assert excess.min() > -1e-4
     assert stats.kstest(excess, "expon").pvalue > 1e-6
-    # In single precision one in ten meets another.
-    assert len(np.unique(radii)) > 0.85 * len(radii)
+    # In single precision one in five meets another; a block that repeated the other's bits would leave half.
+    assert len(np.unique(radii)) > 0.72 * len(radii)
 
 
 def test_small_words_are_where_more_bits_begin():
