@@ -1,6 +1,7 @@
 """Every layer rule, over its options and shapes, equals autograd one record at a time."""
 
 import itertools
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import oracles
 from sordino.clipping import FlatClipping
 from sordino.gradients import GradientCapture, get_rule
+from sordino.gradients.rules import convolution
 from strategies import record_counts, seeds, sizes
 
 TOLERANCE = 1e-5
@@ -76,6 +78,13 @@ def test_each_linear_kernel_is_exact(positions, d, p, bias):
     check(nn.Linear(d, p, bias=bias), normal(2, 5, positions, d))
 
 
+@pytest.fixture(params=["patches", "grouped"])
+def per_record_kernel(request, monkeypatch):
+    """Small convolutions by copied patches, as their positions are few, and as those of large images."""
+    if request.param == "grouped":
+        monkeypatch.setattr(convolution, "_FEW_POSITIONS", 0)
+
+
 CONVOLUTIONS = [
     (kind, padding_mode, groups, dilation, stride)
     for kind, padding_mode, groups, dilation, stride in itertools.product(
@@ -84,6 +93,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.usefixtures("per_record_kernel")
 @pytest.mark.parametrize(("dims", "mode", "groups", "dilation", "stride"), CONVOLUTIONS)
 def test_convolutions_with_every_option_are_exact(dims, mode, groups, dilation, stride):
     torch.manual_seed(0)
@@ -92,6 +102,7 @@ def test_convolutions_with_every_option_are_exact(dims, mode, groups, dilation, 
     check(layer, normal(3, 3, 2, *range(4, 4 + dims)))
 
 
+@pytest.mark.usefixtures("per_record_kernel")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])
 @pytest.mark.parametrize("kernel", [2, 3, 4])
@@ -113,16 +124,19 @@ def test_same_padding_with_even_and_odd_kernels_is_exact(dims, mode, kernel, bia
     kernel=st.integers(1, 3),
     stride=st.integers(1, 2),
     padding=st.integers(0, 2),
+    few=st.sampled_from([0, 100]),
     seed=seeds,
 )
 def test_two_dimensional_convolutions_are_exact_over_shapes(
-    records, channels, outputs, size, kernel, stride, padding, seed
+    records, channels, outputs, size, kernel, stride, padding, few, seed
 ):
     torch.manual_seed(seed)
     layer = nn.Conv2d(channels, outputs, kernel, stride=stride, padding=padding)
-    check(layer, normal(seed, records, channels, size, size + 1))
+    with patch.object(convolution, "_FEW_POSITIONS", few):
+        check(layer, normal(seed, records, channels, size, size + 1))
 
 
+@pytest.mark.usefixtures("per_record_kernel")
 @pytest.mark.parametrize(("channels", "outputs", "size", "kernel"), [(24, 32, 4, 3), (32, 64, 3, 2), (2, 3, 20, 5)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_late_and_early_convolutions_are_exact_by_their_own_kernels(channels, outputs, size, kernel, stride):

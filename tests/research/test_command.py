@@ -40,7 +40,12 @@ def test_the_document_holds_kernel_convergence_calibration_and_subgroups(run, tm
 
 def test_the_page_names_what_the_table_promises_in_vain(run):
     page = call("diagnose", str(run), "--steps", "2").stdout
-    for words in ("Clipping and the tangent kernel", "Noise and clipping apart", "Calibration", "Whom privacy costs"):
+    for words in (
+        "Clipping and the tangent kernel",
+        "Noise and clipping apart",
+        "Calibration",
+        "Cost of privacy by subgroup",
+    ):
         assert words in page
 
 

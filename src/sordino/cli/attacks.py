@@ -127,7 +127,7 @@ def _diagnosis_page(found: "Diagnosis") -> tuple[RenderableType, ...]:
         ]
     blocks += [heading("Calibration"), _calibration(found.calibration)]
     if found.gaps:
-        blocks += [heading("Whom privacy costs"), _gaps(found.gaps)]
+        blocks += [heading("Cost of privacy by subgroup"), _gaps(found.gaps)]
     return tuple(blocks)
 
 

@@ -156,7 +156,7 @@ def print_error(kind: str, message: str, *, as_json: bool) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A training's outcome and its figures, for the commands that leave a run folder.
+# A training's outcome and its figures, for the commands that write a run folder.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

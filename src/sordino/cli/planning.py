@@ -130,7 +130,7 @@ def _settings_page(done: "RecommendedPlan") -> tuple[RenderableType, ...]:
         ("clipping norm", f"{found.max_grad_norm:g}"),
         ("learning rate", f"{found.learning_rate:.3g}"),
         ("signal", f"{100 * min(1.0, found.signal / found.signal_ceiling):.0f} % of what ε and δ allow"),
-        ("one step", f"a gradient stands {found.gradient_to_noise:.3g} to 1 against its noise, at most"),
+        ("one step", f"gradient to noise at most {found.gradient_to_noise:.3g} to 1"),
         ("to try settings", f"batch {trial} with noise multiplier {round_up(noise, 3)}, same steps, on PUBLIC records"),
         *_declared(done.document),
     ]

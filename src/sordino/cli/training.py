@@ -44,7 +44,7 @@ def print_demo(output: Output, found: "RunOutcome") -> None:
 
 @command("tune", calls="tune_estimator", forms={"data": DATA})
 def print_tuning(output: Output, found: "RunOutcome") -> None:
-    """Search settings by random stopping and keep the best model: what leaves is ε-private, search included.
+    """Tune hyperparameters by random stopping and keep the best model. The guarantee covers the whole search.
 
     How many runs there were, and what the others gave, is neither printed nor stored.
     """

@@ -79,7 +79,7 @@ class EstimatorJob:
 
 
 def run_estimator(job: EstimatorJob, folder: Path, ledger: "Account | None", progress: Progress) -> RunOutcome:
-    """Fit, and leave a complete run folder, once the whole fit is charged to the account, if there is one.
+    """Fit, and write a complete run folder, once the whole fit is charged to the account, if there is one.
 
     Guarantee: `RunOutcome.guarantee`. What the fit will cost is known before a record is read (its events depend on no
     record), and it is written to the transcript then. Nothing is measured on records that are not declared public.

@@ -1,4 +1,4 @@
-"""Run folders: what a training leaves behind and what is measured of it; `runs_list`, `runs_show`, `runs_compare`."""
+"""Run folders: what a training writes and what is measured of it; `runs_list`, `runs_show`, `runs_compare`."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -452,7 +452,7 @@ class _Job:
 
 
 def _run(job: _Job, progress: Progress, ranks: "DistributedContext | None" = None) -> RunOutcome:
-    """Train, and leave a complete run folder; of several processes this is the first, and the others `_assist`."""
+    """Train, and write a complete run folder; of several processes this is the first, and the others `_assist`."""
     from sordino.randomness import KeyedRNG
     from sordino.recipes import train_with_config
     from sordino.recipes.recipe import seeded_torch_rng

@@ -147,7 +147,7 @@ class LocalTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedResult:
-    """What a simulated run leaves behind.
+    """The result of a simulated run.
 
     Args:
         model: the server's, trained in place.

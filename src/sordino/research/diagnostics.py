@@ -453,7 +453,7 @@ def _slope(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whom privacy costs most: accuracy by subgroup, of the private model against a non-private baseline.
+# The cost of privacy by subgroup: accuracy of the private model against a non-private baseline.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

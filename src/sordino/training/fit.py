@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ from sordino.training.plan import PerformanceOptions, Plan
 from sordino.training.private_run import ChargedBatch, PrivateRun
 from sordino.training.probing.one_by_one import check_records, is_not_captured
 from sordino.training.probing.padding import check_padding
-from sordino.training.probing.probe_runner import ProbeOptions, ProbeTask
+from sordino.training.probing.probe_runner import ProbeOptions, ProbeTask, attempt
 from sordino.training.pytree import map_tensors
 from sordino.training.record_source import (
     RecordSource,
@@ -124,7 +124,7 @@ class Transcript(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What a run leaves behind.
+    """The result of a run.
 
     Args:
         model: the user's own module, trained in place; with averaging its weights are the averages.
@@ -500,7 +500,7 @@ class _FitLoop:
         if isinstance(step.bounds, LossAccumulator) and batch is not None:
             projected = step.bounds
             step.begin(chunk)
-            sums = _unless_raised(lambda: projected.sums(self._loss, batch, records=chunk.num_records))
+            sums = attempt(lambda: projected.sums(self._loss, batch, records=chunk.num_records))
             if sums is None:
                 raise _hidden_failure(f"with {type(self._plan.clipping).__name__}")
             step.add_sums(chunk, sums)
@@ -513,7 +513,7 @@ class _FitLoop:
         ):
             step.begin(chunk)
             compiled, bounds = self._compiled, step.bounds
-            sums = _unless_raised(lambda: compiled.sums(bounds, batch))
+            sums = attempt(lambda: compiled.sums(bounds, batch))
             if sums is not None:
                 step.add_sums(chunk, sums)
                 return
@@ -670,19 +670,6 @@ class _FitLoop:
             released_losses=None if self._plan.loss_release is None else self._losses_released,
             gradients="one-by-one" if self._performance.is_one_by_one else "captured",
         )
-
-
-T = TypeVar("T")
-
-
-def _unless_raised(act: Callable[[], T]) -> T | None:
-    """What `act` returns; None where the user's code raised."""
-    try:
-        return act()
-    except SordinoError:
-        raise
-    except Exception:
-        return None
 
 
 def _hidden_failure(where: str) -> PrivacyError:

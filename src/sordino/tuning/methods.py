@@ -330,8 +330,8 @@ class ThresholdStopping:
     The cheapest of all when a score that is good enough is known in advance: pure ε becomes 2ε, however many runs it
     takes. With p the chance of a good run, one leaves with probability p/(p + γ(1−p)) after 1/(p + γ(1−p)) runs.
 
-    Guarantee: with runs that are independent and alike, what leaves (a run, or nothing) is private as ``event(run)``
-    says.
+    Guarantee: with runs that are independent and alike, what is released (a run, or nothing) is private as
+    ``event(run)`` says.
 
     Args:
         threshold: fixed without looking at the records.

@@ -473,7 +473,7 @@ def select_winner(
     rng: KeyedRNG,
     workers: int,
 ) -> Trial[Model] | None:
-    """All runs, without output, and the one that leaves, if any; one that failed is none."""
+    """All runs, without output, and the one that is released, if any; one that failed is none."""
     one = partial(_trial, train, budget=budget, noise=noise, rng=rng)
     with _suppress_output():
         if isinstance(method, ThresholdStopping):

@@ -138,7 +138,7 @@ def first_that_runs(
 
 
 def attempt(act: Callable[[], T]) -> T | None:
-    """What `act` gives; None where the code fails on the values that it gets, which can't be tried then."""
+    """What `act` returns; None where the user's code raises on the values that it gets."""
     try:
         return act()
     except SordinoError:
