@@ -180,8 +180,9 @@ class FlatClipping(Clipping):
 
     def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """``min(1, C/(n(1 + 2e-6)))``, exactly 0 where n² is not finite; the type of `squared_norms`."""
-        largest = max_clip_factors(squared_norms.clamp(min=0).sqrt_(), max_grad_norm)
-        return torch.where(squared_norms.abs() < torch.inf, largest.clamp_(max=1), 0.0)
+        largest = checks.positive(max_grad_norm=max_grad_norm) / (1 + _SLACK)
+        # 1/n is infinite for n = 0 and 0 for n = ∞; a NaN stays one until the end.
+        return squared_norms.abs().rsqrt_().mul_(largest).clamp_(max=1).nan_to_num_(0.0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

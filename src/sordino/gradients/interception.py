@@ -10,6 +10,7 @@ gradient and is refused.
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -94,9 +95,14 @@ def needs_parameter_grads(anchor: Tensor) -> bool:
     # All nodes of one pass get the same answer; the pass keeps the anchor alive, and no other has its number.
     asked = (_current_graph_task_id(), id(anchor))
     if _last_asked[0] != asked:
-        node = torch.autograd.graph.get_gradient_edge(anchor).node
-        _last_asked = (asked, _will_engine_execute_node(node))
+        _last_asked = (asked, _will_engine_execute_node(_node_of(anchor)))
     return _last_asked[1]
+
+
+@lru_cache(maxsize=16)
+def _node_of(anchor: Tensor) -> torch.autograd.graph.Node:
+    """The node that gradients of `anchor` would reach: every graph has the same one as long as somebody holds it."""
+    return torch.autograd.graph.get_gradient_edge(anchor).node
 
 
 def capture_outputs(

@@ -206,7 +206,7 @@ class NormMeasurement:
         gathered = _gathered(uses, group_of)
         # By group; what all layers give is added up in one operation.
         found: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], [], []))
-        waiting = Counter(id(members[0]) for _, members, _ in gathered if len(members) == 1)
+        waiting = Counter([id(members[0]) for _, members, _ in gathered if len(members) == 1])
         for group, members, shares in gathered:
             if len(members) == 1:
                 names = frozenset(names[0] for names in shares)

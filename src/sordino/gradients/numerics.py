@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -132,17 +132,26 @@ def without_autocast(kind: str) -> AbstractContextManager[object]:
 _tf32_asked: frozenset[str] = frozenset()
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Products of single-precision matrices in single precision, whatever faster mode the user trains in.
 
     With TF32 or bfloat16 products, by setting or by autocast, a norm would be off by 1e-3, and the released sum would
     not be the one that was measured. What is taken in such a mode on purpose, with its rounding known, is taken by the
     functions of this module alone; they do so where the user allows TF32.
     """
-    global _tf32_asked  # noqa: PLW0603 (torch's own setting is one of the process, too)
-    backends = [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if device.type == "cuda" else _PRODUCTS_ON_CPU)]
+    on_cuda = device.type == "cuda"
+    backends = [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if on_cuda else _PRODUCTS_ON_CPU)]
     reduced = [(backend, mode) for backend in backends if (mode := backend.fp32_precision) not in ("ieee", "none")]
+    # Nothing to set is the usual case, and every step asks.
+    return _precise(device, backends, reduced) if reduced or on_cuda or is_autocast(device.type) else _NOTHING_SET
+
+
+_NOTHING_SET = nullcontext()
+
+
+@contextmanager
+def _precise(device: torch.device, backends: list[Any], reduced: list[tuple[Any, str]]) -> Iterator[None]:
+    global _tf32_asked  # noqa: PLW0603 (torch's own setting is one of the process, too)
     for backend, _ in reduced:
         backend.fp32_precision = "ieee"
     before = _tf32_asked
@@ -296,6 +305,8 @@ def product_operands(inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     On the processor that is at least single precision. On another device gradients in half precision stay as they are,
     and inputs are taken as autocast has taken them for the layer: in the type of its output.
     """
+    if inputs.dtype is grads.dtype is torch.float32:
+        return inputs, grads
     if grads.dtype in _HALF and inputs.dtype in (grads.dtype, torch.float32) and _is_multiplied_away(grads):
         return inputs.to(grads.dtype), grads
     dtype = compute_dtype(inputs, grads)

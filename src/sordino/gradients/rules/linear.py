@@ -90,14 +90,14 @@ class LinearRule(LayerRule):
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """One matrix product for the weight, one matrix-vector product for the bias."""
         sums: dict[str, Tensor] = {}
-        weights = weights.to(compute_dtype(use.saved[0], use.grad))
         inputs, grads = product_operands(use.saved[0], use.grad)
+        weights = weights.to(compute_dtype(inputs, grads))
         time_first = inputs.dim() == grads.dim() == 3 and all(
             x.transpose(0, 1).is_contiguous() for x in (inputs, grads)
         )
         if time_first:
             inputs, grads = inputs.transpose(0, 1), grads.transpose(0, 1)
-        rows_a, rows_g = (x.reshape(-1, x.shape[-1]) for x in (inputs, grads))
+        rows_a, rows_g = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in (inputs, grads)]
         positions = rows_g.shape[0] // use.records
         per_row = weights if positions == 1 else _for_rows(weights, positions, time_first=time_first)
         for name in names:
