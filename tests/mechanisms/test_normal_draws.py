@@ -80,8 +80,9 @@ def test_parts_and_threads_read_the_further_bits_of_their_own_places():
     add_normal_(parts, chosen(0), stddev=1.0, starts=starts, count=sum(sizes))
     for part, first, row in zip(parts, firsts, rows, strict=True):
         assert torch.equal(part, row[first : first + len(part)])
-    # Half of the draws are sines of zero, the others nearly all different.
-    assert len(torch.cat(rows).unique()) > 0.35 * sum(sizes)
+    # Half of the draws are sines of zero. Of the others single precision leaves 0.29 different; a block that repeated
+    # another's bits would leave 0.26.
+    assert len(torch.cat(rows).unique()) > 0.28 * sum(sizes)
 
 
 def test_tensors_that_are_reached_another_way_get_the_draws_of_their_places():

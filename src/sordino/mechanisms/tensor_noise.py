@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Gaussian
+from sordino.installation import is_installed
 from sordino.mechanisms.base import observable_release
 from sordino.mechanisms.device_noise import add_device_normal_
 from sordino.randomness import KeyedRNG, RandomStream
@@ -98,11 +100,13 @@ _DRAWS = 2 * _BLOCK
 _MOST_AT_ONCE = 4
 _EXPONENT_OF_ONE = 0x3FF0_0000_0000_0000
 # Words of 32 bits below this get 52 bits more, so that the tail has them where it needs them.
-_SHORT = 1 << 12
+SHORT = 1 << 12
 # Where in the stream those lie, as seen from the pair's own bits: further than any row of draws reaches.
 _RESERVE = 1 << 80
 # 2⁻³², and a little less, so that a word of ones is not rounded to U = 1, which would be a draw of exactly zero.
-_UNIT = np.float32(2.0**-32 * (1 - 2.0**-24))
+UNIT = np.float32(2.0**-32 * (1 - 2.0**-24))
+# Draws of a row that are worth loading Numba for, which takes half a second.
+_LONG = 1 << 16
 
 # Where in the row of draws an array begins, and the array.
 _Target = tuple[int, np.ndarray]
@@ -202,8 +206,10 @@ def _draw(targets: Sequence[_Target], count: int, stream: RandomStream, stddev: 
     )
     # A whole block is worth a thread: starting one takes a twentieth of its time.
     threads = max(1, min(torch.get_num_threads(), sum(len(row) for _, row in targets) // _DRAWS))
+    single = targets[0][1].dtype == np.float32
+    compiled = _compiled_noise() if single and count >= _LONG else None
     if threads == 1:
-        _draw_blocks(blocks, targets, count, stream, stddev)
+        _draw_blocks(blocks, targets, count, stream, stddev, compiled)
         return
     _end_idle_threads()
     # Who is done takes the next few, whatever else keeps the processors busy.
@@ -212,7 +218,7 @@ def _draw(targets: Sequence[_Target], count: int, stream: RandomStream, stddev: 
 
     def work() -> None:
         for part in waiting:
-            _draw_blocks(part, targets, count, stream, stddev)
+            _draw_blocks(part, targets, count, stream, stddev, compiled)
 
     with ThreadPoolExecutor(threads - 1) as others:
         started = [others.submit(work) for _ in range(threads - 1)]
@@ -222,7 +228,12 @@ def _draw(targets: Sequence[_Target], count: int, stream: RandomStream, stddev: 
 
 
 def _draw_blocks(
-    blocks: Sequence[int], targets: Sequence[_Target], count: int, stream: RandomStream, stddev: float
+    blocks: Sequence[int],
+    targets: Sequence[_Target],
+    count: int,
+    stream: RandomStream,
+    stddev: float,
+    compiled: ModuleType | None,
 ) -> None:
     working = targets[0][1].dtype
     starts = [start for start, _ in targets]
@@ -233,8 +244,13 @@ def _draw_blocks(
             if first != position:
                 reader = stream.ahead(_bytes(first, working.itemsize))
             position = last
-            drawn = arrays.draw((last - first + 1) // 2, reader, stddev)
-            for start, row in targets[max(0, bisect_right(starts, first) - 1) : bisect_left(starts, last)]:
+            near = targets[max(0, bisect_right(starts, first) - 1) : bisect_left(starts, last)]
+            start, row = near[0]
+            if compiled is not None and start <= first and last - start <= len(row) and (last - first) % 2 == 0:
+                arrays.add_compiled(row[first - start : last - start], reader, stddev, compiled)
+                continue
+            drawn = arrays.draw((last - first + 1) // 2, reader, stddev, compiled)
+            for start, row in near:
                 low, high = max(first, start), min(last, start + len(row))
                 if low < high:
                     part = row[low - start : high - start]
@@ -255,14 +271,39 @@ class _Arrays:
         self._radii, self._angles = np.empty(pairs, working), np.empty(pairs, working)
         self._draws = np.empty(2 * pairs, working)
 
-    def draw(self, pairs: int, stream: RandomStream, stddev: float) -> np.ndarray:
+    def draw(self, pairs: int, stream: RandomStream, stddev: float, compiled: ModuleType | None) -> np.ndarray:
         """`stddev` times 2·`pairs` draws; the next call overwrites them."""
-        words, block = self._words[: 2 * pairs], self._draws[: 2 * pairs]
-        radius, angle = self._radii[:pairs], self._angles[:pairs]
+        words, draws = self._words[: 2 * pairs], self._draws[: 2 * pairs]
+        if compiled is None:
+            stream.fill(words.data)
+            self._transform(words, draws, stream, stddev)
+        else:
+            draws.fill(0)
+            self.add_compiled(draws, stream, stddev, compiled)
+        return draws
+
+    def add_compiled(self, out: np.ndarray, stream: RandomStream, stddev: float, compiled: ModuleType) -> None:
+        """Add `stddev` times an even number of draws of single precision to `out`."""
+        words, pairs, scale = self._words[: len(out)], len(out) // 2, np.float32(stddev)
         stream.fill(words.data)
+        compiled.add_pairs(words, scale, out)
+        rare, numerators = _longer_words(words[:pairs], stream)
+        if len(rare):
+            cosines, sines = compiled.normal_pair(numerators, words[pairs + rare], scale)
+            out[rare] += cosines
+            out[pairs + rare] += sines
+
+    def _transform(self, words: np.ndarray, draws: np.ndarray, stream: RandomStream, stddev: float) -> None:
+        """Box–Muller by NumPy's functions."""
+        pairs = len(words) // 2
+        radius, angle = self._radii[:pairs], self._angles[:pairs]
         single = words.dtype == np.uint32
         if single:
-            _single_logarithms(words[:pairs], radius, stream)
+            np.copyto(radius, words[:pairs], casting="same_kind")
+            rare, numerators = _longer_words(words[:pairs], stream)
+            radius[rare] = numerators
+            np.multiply(radius, UNIT, out=radius)
+            np.log(radius, out=radius)
         else:
             np.log(_uniforms(words[:pairs]), out=radius)
         np.multiply(radius, -2.0, out=radius, casting="same_kind")
@@ -274,9 +315,22 @@ class _Arrays:
             np.multiply(angle, np.float32(2 * math.pi * 2.0**-32), out=angle)
         else:
             np.multiply(_uniforms(words[pairs:]), 2 * math.pi, out=angle)
-        np.multiply(np.cos(angle, out=block[:pairs]), radius, out=block[:pairs])
-        np.multiply(np.sin(angle, out=block[pairs:]), radius, out=block[pairs:])
-        return block
+        np.multiply(np.cos(angle, out=draws[:pairs]), radius, out=draws[:pairs])
+        np.multiply(np.sin(angle, out=draws[pairs:]), radius, out=draws[pairs:])
+
+
+@cache
+def _compiled_noise() -> ModuleType | None:
+    """The compiled draws, or None: without Numba, or where machine code doesn't give the bits of its source."""
+    if not is_installed("numba"):
+        return None
+    try:
+        from sordino.mechanisms import compiled_noise
+
+        return compiled_noise if compiled_noise.equals_its_source() else None
+    except Exception:
+        # A version of Numba that is too old or too new for this Python: what compiling may fail by is not a list.
+        return None
 
 
 # Arrays that no draw is using. New ones would go back to the system after each draw, and their pages would be fetched
@@ -298,19 +352,16 @@ def _arrays(working: np.dtype, pairs: int) -> Iterator[_Arrays]:
     free.append(arrays)
 
 
-def _single_logarithms(words: np.ndarray, out: np.ndarray, stream: RandomStream) -> None:
-    """The logarithm of U in single precision; `stream` stands behind both words of every pair of the block.
+def _longer_words(words: np.ndarray, stream: RandomStream) -> tuple[np.ndarray, np.ndarray]:
+    """Where a word w is small, and 2³²·U there: w + V with a uniform V of 52 bits; elsewhere it is w.
 
-    U = w·2⁻³² for a word w, and (w + V)·2⁻³² with a uniform V of 52 bits where w is small.
+    `stream` stands behind both words of every pair of the block.
     """
-    np.copyto(out, words, casting="same_kind")
-    if words.min() < _SHORT:
-        for position in np.flatnonzero(words < _SHORT):
-            # As far behind this pair's own bits as the reserve of any other pair lies behind those.
-            own = _RESERVE - 2 * words.nbytes + 8 * int(position)
-            out[position] = words[position] + stream.ahead(own).uniform(1)[0]
-    np.multiply(out, _UNIT, out=out)
-    np.log(out, out=out)
+    rare = np.flatnonzero(words < SHORT) if words.min() < SHORT else np.empty(0, np.intp)
+    # As far behind a pair's own bits as the reserve of any other pair lies behind those.
+    behind = _RESERVE - 2 * words.nbytes
+    further = [stream.ahead(behind + 8 * int(position)).uniform(1)[0] for position in rare]
+    return rare, (words[rare] + np.array(further)).astype(np.float32)
 
 
 def _uniforms(words: np.ndarray) -> np.ndarray:
