@@ -208,6 +208,7 @@ SMOKE = {
         schema = data.Schema(columns=(data.NumericColumn(name="a", low=0, high=3),), target="y", labels=("n", "p"))
         assert len(data.load_dataset("t.parquet", schema=schema).train) == 2
     """,
+    "numba": "from sordino.mechanisms import compiled_noise; assert compiled_noise.equals_its_source()",
     "triton": "import triton, sordino.mechanisms.device_noise_kernel",
     "verify": """
         found = {item.name: item.status for item in sordino.verify("run").items}
