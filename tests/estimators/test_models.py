@@ -208,6 +208,14 @@ def test_naive_bayes_is_scikit_learns_where_privacy_is_cheap():
     assert np.exp(model.predict_log_proba(X)) == pytest.approx(model.predict_proba(X))
 
 
+def test_naive_bayes_clips_what_it_predicts_as_it_clips_what_it_learns_from():
+    X, _ = table(count=500)
+    model = GaussianNB(**LOOSE, bounds=(-2.0, 2.0), classes=(0, 1)).fit(X, (X[:, 0] > 0).astype(int))
+    far, near = np.full((1, X.shape[1]), 1e300), np.full((1, X.shape[1]), 2.0)
+    assert np.isfinite(model.predict_proba(far)).all()
+    np.testing.assert_array_equal(model.predict_proba(far), model.predict_proba(near))
+
+
 def test_class_counts_are_noisy_and_do_not_sum_to_the_exact_number_of_records():
     X, _ = table(count=500)
     y = np.arange(500) % 2

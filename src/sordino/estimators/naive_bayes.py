@@ -33,7 +33,7 @@ class GaussianNB(PrivateClassifier):
 
     Guarantee: everything learned is (epsilon, delta)-differentially private for one record added or removed. A record
     has one label, so it changes the statistics of one class only, and each class's may spend the whole budget. Records
-    are clipped to `bounds`, a missing entry is their middle; a label that is not among `classes` contributes nothing.
+    are clipped to `bounds`, in predictions too, a missing entry is their middle; a label that is not among `classes` contributes nothing.
 
     Args:
         epsilon: ε > 0. Required.
@@ -114,7 +114,8 @@ class GaussianNB(PrivateClassifier):
         check_is_fitted(self)
         given = validate_matrix(X, estimator=self, reset=False)
         columns = given.shape[1]
-        records = fill_missing(given, bounds=column_bounds(self.bounds, columns))
+        lower, upper = column_bounds(self.bounds, columns)
+        records = np.clip(fill_missing(given, bounds=(lower, upper)), lower, upper)
         groups = self.one_hot_groups(columns)
         numbers = np.setdiff1d(np.arange(columns), [column for group in groups for column in group.columns])
         means, variances = self.theta_[:, numbers], self.var_[:, numbers]
