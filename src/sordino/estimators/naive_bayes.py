@@ -33,7 +33,8 @@ class GaussianNB(PrivateClassifier):
 
     Guarantee: everything learned is (epsilon, delta)-differentially private for one record added or removed. A record
     has one label, so it changes the statistics of one class only, and each class's may spend the whole budget. Records
-    are clipped to `bounds`, in predictions too, a missing entry is their middle; a label that is not among `classes` contributes nothing.
+    are clipped to `bounds`, in predictions too, and a missing entry is their middle; a label that is not among
+    `classes` contributes nothing.
 
     Args:
         epsilon: ε > 0. Required.
