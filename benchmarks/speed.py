@@ -138,7 +138,10 @@ def geometric_mean(rows: list[Row]) -> float:
 
 def show(rows: list[Row], facts: dict[str, object], clock: str) -> None:
     """One table on the terminal."""
-    where = f"torch {facts['torch']}, {facts['threads']} thread(s), {facts['gpu'] or facts['processor']}, {clock} time"
+    by = f", noise by Numba {facts['numba']}" if facts["numba"] else ""
+    where = (
+        f"torch {facts['torch']}{by}, {facts['threads']} thread(s), {facts['gpu'] or facts['processor']}, {clock} time"
+    )
     others = list(dict.fromkeys(name for row in rows for name in row.others))
     table = Table(title=f"A private step in plain steps · {where}")
     for heading in (
@@ -199,6 +202,8 @@ def main(arguments: list[str] | None = None) -> list[Row]:
         return []
     rounds, round_seconds = (5, 0.1) if chosen.quick else (15, 0.4)
     wanted = [case.on(chosen.device) for case in cases() if chosen.only in case.name]
+    if not wanted:
+        parser.error(f"--only: no model's name contains {chosen.only!r}: {', '.join(case.name for case in cases())}")
     facts = machine()
     how = {"clock": chosen.clock, "autotune": chosen.autotune}
     options = {**how, "compare": not chosen.alone, "compiled": chosen.compiled}

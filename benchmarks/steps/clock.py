@@ -42,7 +42,7 @@ def machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "load": round(getloadavg()[0], 1),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "sordino", "opacus", "transformers")},
+        **{name: _version(name) for name in ("torch", "sordino", "numba", "opacus", "transformers")},
     }
 
 
