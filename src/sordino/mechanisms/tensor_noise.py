@@ -287,8 +287,8 @@ class _Arrays:
         words, pairs, scale = self._words[: len(out)], len(out) // 2, np.float32(stddev)
         stream.fill(words.data)
         compiled.add_pairs(words, scale, out)
-        rare, numerators = _longer_words(words[:pairs], stream)
-        if len(rare):
+        if words[:pairs].min() < SHORT:
+            rare, numerators = _longer_words(words[:pairs], stream)
             cosines, sines = compiled.normal_pair(numerators, words[pairs + rare], scale)
             out[rare] += cosines
             out[pairs + rare] += sines
@@ -300,8 +300,9 @@ class _Arrays:
         single = words.dtype == np.uint32
         if single:
             np.copyto(radius, words[:pairs], casting="same_kind")
-            rare, numerators = _longer_words(words[:pairs], stream)
-            radius[rare] = numerators
+            if words[:pairs].min() < SHORT:
+                rare, numerators = _longer_words(words[:pairs], stream)
+                radius[rare] = numerators
             np.multiply(radius, UNIT, out=radius)
             np.log(radius, out=radius)
         else:
@@ -357,7 +358,7 @@ def _longer_words(words: np.ndarray, stream: RandomStream) -> tuple[np.ndarray, 
 
     `stream` stands behind both words of every pair of the block.
     """
-    rare = np.flatnonzero(words < SHORT) if words.min() < SHORT else np.empty(0, np.intp)
+    rare = np.flatnonzero(words < SHORT)
     # As far behind a pair's own bits as the reserve of any other pair lies behind those.
     behind = _RESERVE - 2 * words.nbytes
     further = [stream.ahead(behind + 8 * int(position)).uniform(1)[0] for position in rare]
