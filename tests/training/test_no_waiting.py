@@ -1,4 +1,4 @@
-"""A step on another device never waits for it but once: whether every record has weight, before the sums are taken.
+"""A step on another device waits for it once for each microbatch: whether every record has weight, for the sums.
 
 There is no card here. Tensors without values (the meta device, under `FakeTensorMode`) raise wherever a value is read
 or devices are mixed; and with the processor taken for another device, the profiler counts what a real step reads.
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 import oracles
 from sordino import PerformanceOptions, Plan, PrivacyEngine, fit
-from sordino.clipping import GroupedClipping, QuantileClipping
+from sordino.clipping import FlatClipping, GroupedClipping, QuantileClipping
+from sordino.errors import PrivacyError
 from sordino.gradients import (
     GradientCapture,
     backward_strategies,
@@ -25,13 +26,16 @@ from sordino.gradients import (
     interception,
     numerics,
 )
+from sordino.gradients.rules.base import LayerCall
 from sordino.mechanisms.correlated import BinaryTree, SingleParticipation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import Microbatch
 from sordino.training import CorrelatedNoise
-from sordino.training.noisy_releases import LossRelease
+from sordino.training.noisy_releases import LossRelease, NormRelease
 from sordino.training.probing import snapshots
 from sordino.training.step import PrivateStep
+from training.memory_models import gradients
+from training.test_two_pass import Unlike
 
 # The module: the package's name for it is the function's.
 fit_module = importlib.import_module("sordino.training.fit")
@@ -194,7 +198,7 @@ def built(name, dtype=torch.float32):
 
 
 def run_a_step(name, mode, plan, dtype=torch.float32, *, noise=False):
-    """A step of two chunks on tensors without values; the number of chunks and of blocks that are clipped.
+    """A step of two chunks on tensors without values; the number of chunks.
 
     Noise is the same for every model, and takes a hundred operations a tensor.
     """
@@ -215,7 +219,7 @@ def run_a_step(name, mode, plan, dtype=torch.float32, *, noise=False):
         if noise:
             step.finish()
             assert {parameter.grad.device.type for parameter in trained} == {"meta"}
-    return len(chunks), len(trained)
+    return len(chunks)
 
 
 # The other models take the other ways nightly.
@@ -226,39 +230,45 @@ SOME = [
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "gru"])
 def test_the_whole_step_reads_one_truth_value_by_default(looks, name):
-    test_the_whole_step_reads_one_truth_value(looks, name, "fast", {}, 1)
+    test_the_whole_step_reads_one_truth_value(looks, name, "fast", {})
 
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize(
-    ("mode", "clipping", "most"),
+    ("mode", "clipping"),
     [
-        ("fast", {"clipping": GroupedClipping()}, 1),
-        ("low_memory", {}, 1),
-        # What was measured must come again: one more look, for a refusal.
-        ("two_pass", {}, 2),
+        ("fast", {"clipping": GroupedClipping()}),
+        ("low_memory", {}),
+        ("two_pass", {}),
+        ("groupwise", {"clipping": GroupedClipping()}),
     ],
+    ids=["grouped", "low_memory", "two_pass", "groupwise"],
 )
-def test_the_whole_step_reads_one_truth_value(looks, name, mode, clipping, most):
-    chunks, _ = run_a_step(name, mode, plan(**clipping), noise=(name, mode) == ("adapters", "fast"))
-    assert looks["guards"] == most * chunks
+def test_the_whole_step_reads_one_truth_value(looks, name, mode, clipping):
+    chunks = run_a_step(name, mode, plan(**clipping), noise=(name, mode) == ("adapters", "fast"))
+    assert looks["guards"] == chunks
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_a_step_that_clips_in_the_backward_pass_reads_one_truth_value_a_block(looks, name):
-    chunks, blocks = run_a_step(name, "groupwise", plan(clipping=GroupedClipping()))
-    assert looks["guards"] <= blocks * chunks
+@pytest.mark.parametrize(
+    # Of the words' model: a table with the head, and places, two norms, four linear layers, a convolution.
+    ("mode", "clipping", "looks_per_chunk"),
+    [("two_pass", {}, 2), ("groupwise", {"clipping": GroupedClipping(by="layer")}, 9)],
+)
+def test_sums_wait_for_one_look_only_as_long_as_they_hold_little(looks, monkeypatch, mode, clipping, looks_per_chunk):
+    monkeypatch.setattr(backward_strategies, "_WAITING_ENTRIES", 0)
+    chunks = run_a_step("words", mode, plan(**clipping))
+    assert looks["guards"] == looks_per_chunk * chunks
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_step_in_half_precision_reads_one_truth_value(looks, name):
-    chunks, _ = run_a_step(name, "fast", plan(), torch.bfloat16)
+    chunks = run_a_step(name, "fast", plan(), torch.bfloat16)
     assert looks["guards"] == chunks
 
 
 def test_correlated_noise_reads_nothing_more(looks):
     noise = CorrelatedNoise(strategy=BinaryTree(steps=8), participation=SingleParticipation())
-    chunks, _ = run_a_step(
+    chunks = run_a_step(
         "adapters", "fast", plan(correlated_noise=noise, sample_rate=1 / 8, poisson_sampling=False), noise=True
     )
     assert looks["guards"] == chunks
@@ -287,22 +297,29 @@ def test_fit_reads_one_truth_value_a_step_beside_the_values_it_compares_at_times
 
 
 class Reads:
-    """What a block reads, by the profiler."""
+    """What a block reads, by the profiler, which doesn't see lists being made."""
 
     def __enter__(self):
-        self._profile = torch.autograd.profiler.profile()
+        self._profile, self._lists, listed = torch.autograd.profiler.profile(), 0, torch.Tensor.tolist
+
+        def counted(tensor):
+            self._lists += 1
+            return listed(tensor)
+
+        torch.Tensor.tolist = counted
         self._profile.__enter__()
         return self
 
     def __exit__(self, *raised):
         self._profile.__exit__(*raised)
-        self.count = sum(event.name in READS for event in self._profile.function_events)
+        del torch.Tensor.tolist
+        self.count = self._lists + sum(event.name in READS for event in self._profile.function_events)
 
 
-def reads_of_engine_steps(model, **settings):
+def reads_of_engine_steps(model, *, mode="fast", **settings):
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch(32)), batch_size=16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = PrivacyEngine().make_private(
+    model, optimizer, loader = PrivacyEngine(clipping_mode=mode).make_private(
         module=model,
         optimizer=optimizer,
         data_loader=loader,
@@ -328,6 +345,79 @@ def test_a_step_of_the_engine_reads_one_value_where_it_would_read_dozens(monkeyp
     assert reads_of_engine_steps(Words()) > 20
     monkeypatch.setattr(numerics, "_HOST", "none")
     assert reads_of_engine_steps(Words()) == 1
+
+
+@pytest.mark.parametrize(("mode", "settings"), [("two_pass", {}), ("groupwise", {"clipping": GroupedClipping()})])
+def test_a_step_of_the_engine_that_sums_in_the_backward_pass_reads_one_value(monkeypatch, mode, settings):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    torch.manual_seed(0)
+    assert reads_of_engine_steps(Stack(nn.Linear(16, 16), nn.LayerNorm(16)), mode=mode, **settings) == 1
+
+
+@pytest.mark.parametrize("clipping", [FlatClipping(), GroupedClipping()], ids=["two_pass", "groupwise"])
+@pytest.mark.parametrize("entries", [1 << 26, 300], ids=["all wait", "some wait"])
+@pytest.mark.parametrize("value", [1.0, torch.nan], ids=["every record", "a record without"])
+def test_sums_that_wait_are_those_of_the_ways_that_look(monkeypatch, clipping, entries, value):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(), nn.Unflatten(1, (2, 4)), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3)
+    )
+    x = torch.randn(5, 6)
+    x[2] = x[2] * value
+    mode = "two_pass" if isinstance(clipping, FlatClipping) else "groupwise"
+    expected = gradients(model, x if x.isfinite().all() else x[[0, 1, 3, 4]], memory="fast", clipping=clipping)
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    monkeypatch.setattr(backward_strategies, "_WAITING_ENTRIES", entries)
+    for one, other in zip(gradients(model, x, memory=mode, clipping=clipping), expected, strict=True):
+        assert other.any()
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_chunk_of_records_without_weight_adds_nothing(monkeypatch):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    model = nn.Linear(6, 3)
+    for mode, clipping in (("two_pass", FlatClipping()), ("groupwise", GroupedClipping())):
+        for part in gradients(model, torch.full((2, 6), torch.nan), memory=mode, clipping=clipping):
+            assert torch.equal(part, torch.zeros_like(part))
+
+
+@pytest.mark.parametrize("entries", [1 << 26, 0])
+def test_a_second_pass_that_differs_is_refused_before_its_sums_are_used(monkeypatch, entries):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    monkeypatch.setattr(backward_strategies, "_WAITING_ENTRIES", entries)
+    model, x = Unlike(reentrant=False), torch.randn(5, 6)
+    capture = GradientCapture(model)
+    passes = backward_strategies.TwoPassBackward([list(model.parameters())], torch.ones_like)
+    capture.start(5, backward_strategy=passes)
+    loss = model(x).square().sum()
+    with pytest.raises(PrivacyError, match="must repeat the first exactly"):
+        capture.backward(lambda again: loss.backward(retain_graph=again))
+    capture.stop()
+    assert not passes.is_complete
+    assert bool(passes.sums) == (entries == 0)
+
+
+@pytest.mark.parametrize("mode", ["two_pass", "groupwise"])
+def test_what_was_kept_of_uses_that_wait_is_dropped_with_their_sums(monkeypatch, mode):
+    monkeypatch.setattr(numerics, "_HOST", "none")
+    first, last = nn.Linear(6, 8), nn.Linear(8, 3)
+    model, uses = nn.Sequential(first, nn.ReLU(), last), []
+    made = LayerCall.__init__
+    monkeypatch.setattr(LayerCall, "__init__", lambda self, **given: (made(self, **given), uses.append(self))[0])
+    groups = [list(first.parameters()), list(last.parameters())]
+    strategy = (
+        backward_strategies.TwoPassBackward(groups, torch.ones_like)
+        if mode == "two_pass"
+        else backward_strategies.GroupwiseInBackward(groups, lambda squares, _: torch.ones_like(squares))
+    )
+    capture, sums = GradientCapture(model), {}
+    with capture.capturing(5, backward_strategy=strategy):
+        loss = model(torch.randn(5, 6)).square().sum()
+        capture.backward(lambda again: loss.backward(retain_graph=again))
+        assert any(use.saved or use.memo for use in uses) == (mode == "groupwise")
+    capture.add_backward_sums(sums)
+    assert set(sums) == set(model.parameters())
+    assert not any(use.saved or use.grads or use.memo for use in uses)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 3])
@@ -389,15 +479,22 @@ def test_sums_of_squares_of_every_size_are_exact_without_a_look(monkeypatch, val
 @pytest.mark.parametrize(
     "changed",
     [
-        {"clipping": QuantileClipping(count_noise=5.0, inner=GroupedClipping())},
+        {"clipping": QuantileClipping(count_noise=5.0, inner=GroupedClipping(by="parameter"))},
         {"loss_release": LossRelease(max_loss=5.0, budget_fraction=0.1)},
+        {
+            "clipping": QuantileClipping(count_noise=5.0, inner=GroupedClipping(by="parameter")),
+            "loss_release": LossRelease(max_loss=5.0, budget_fraction=0.1),
+        },
+        {"norm": NormRelease(budget_fraction=0.1)},
     ],
-    ids=["bounds that adapt", "a loss curve"],
+    ids=["bounds that adapt", "a loss curve", "both", "a norm"],
 )
 def test_what_is_released_beside_the_gradient_is_read_once(looks, monkeypatch, changed):
     monkeypatch.setattr(numerics, "_HOST", "none")
     model = nn.Linear(3, 2)
-    step = PrivateStep(GradientCapture(model), plan(**changed), KeyedRNG())
+    norm = changed.get("norm")
+    changed = {name: value for name, value in changed.items() if name != "norm"}
+    step = PrivateStep(GradientCapture(model), plan(**changed), KeyedRNG(), norm=norm)
     inputs, labels = torch.ones(4, 3), torch.zeros(4, dtype=torch.long)
     with Reads() as reads:
         chunk = Microbatch(step=0, index=0, is_last=True, indices=np.arange(4))
@@ -407,10 +504,18 @@ def test_what_is_released_beside_the_gradient_is_read_once(looks, monkeypatch, c
             step.backward(given)
         step.add(chunk)
         step.finish()
-    assert reads.count <= 1
+    assert reads.count == 1
+    assert looks["guards"] == 1
 
 
 def test_flags_of_several_places_are_read_together():
     flags = [torch.tensor(True), torch.tensor(False), torch.tensor(True)]
     assert numerics.read_flags(flags) == [True, False, True]
     assert numerics.read_flags([]) == []
+
+
+def test_numbers_of_several_vectors_are_read_together():
+    vectors = [torch.tensor([1.5, 2.0], dtype=torch.float64), torch.zeros(0), torch.tensor([3.0])]
+    with Reads() as reads:
+        assert numerics.read_numbers(vectors) == [[1.5, 2.0], [], [3.0]]
+    assert reads.count == 1

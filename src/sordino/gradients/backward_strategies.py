@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,15 @@ from torch._C._autograd import (
 
 from sordino.errors import PrivacyError
 from sordino.gradients.norms import NormMeasurement, group_numbers
-from sordino.gradients.numerics import guard_holds
+from sordino.gradients.numerics import guard_holds, has_weight, is_away
 from sordino.gradients.rules.base import LayerCall, LayerRule
 from sordino.gradients.rules.composite import LinearMapsRule, direct_rule
 from sordino.gradients.rules.convolution import ConvolutionRule
 from sordino.gradients.rules.linear import LinearRule, TransposedLinearRule
 from sordino.shapes import Float
+
+if TYPE_CHECKING:
+    from sordino.gradients.captured_gradients import CapturedGradients
 
 
 class CallGroups:
@@ -223,6 +226,29 @@ def _state(use: LayerCall) -> object:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Uses whose sums wait on another device.
+#
+# Before a sum is taken, the processor must know whether every record has weight. To look is to wait for the device. So
+# uses whose weights are known stay until they hold much memory together, or the backward pass is over; one look is then
+# for all of them. Where looking costs nothing none waits.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Entries that uses may hold while they wait. To go over so many takes a card longer than to be looked at.
+_WAITING_ENTRIES = 1 << 26
+
+
+def may_wait(weights: Tensor, entries: int) -> bool:
+    """Whether sums at these weights can wait for more, when the uses that wait hold so many entries."""
+    return is_away(weights) and entries <= _WAITING_ENTRIES
+
+
+def held_entries(use: LayerCall) -> int:
+    """How many numbers are kept of a use."""
+    return sum(tensor.numel() for tensor in (*use.saved, *use.grads, *use.memo.values()) if tensor is not None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Group-wise clipping while the backward pass runs.
 #
 # A group's factors depend on its own norms alone, so its clipped sum can be taken as soon as the backward pass has left
@@ -248,6 +274,9 @@ class GroupwiseInBackward:
     def __init__(self, groups: Sequence[Sequence[nn.Parameter]], factors: GroupFactors) -> None:
         self.groups, self.factors = groups, factors
         self.sums: dict[nn.Parameter, Tensor] = {}
+        # Groups whose sums wait, with their weights, and how many entries their uses hold.
+        self.waiting: list[tuple[CapturedGradients, Float[Tensor, "g B"]]] = []
+        self.held_entries = 0
         # What surrounds the reading of norms and sums.
         self.reading: Callable[[], AbstractContextManager[None]] = nullcontext
         self._group_of = group_numbers(groups)
@@ -274,8 +303,8 @@ class GroupwiseInBackward:
 
 # (squared bounds [G, B]) ↦ one factor per group and record.
 Factors = Callable[[Float[Tensor, "G B"]], Float[Tensor, "G B"]]
-# Adds the sums of one use at weights [G, B] to the entries of its parameters.
-Weigh = Callable[[LayerCall, Float[Tensor, "G B"]], None]
+# Adds the sums of one use at weights [G, B] to the entries of its parameters, told whether every record has weight.
+Weigh = Callable[[LayerCall, Float[Tensor, "G B"], bool], None]
 
 # Of what a rule keeps between norm and sum, tensors this many times smaller than what the layer saw stay.
 _SMALL = 8
@@ -326,8 +355,9 @@ class TwoPassBackward:
         self._state: Literal["waiting", "norms", "sums", "done"] = "waiting"
         self._measured: NormMeasurement | None = None
         self._weights: Tensor | None = None
+        self._kept: Tensor | None = None
         # Whether every record has weight, once that is known.
-        self.everyone: bool | None = None
+        self._everyone: bool | None = None
         self._must_repeat = False
         self._start()
 
@@ -337,6 +367,9 @@ class TwoPassBackward:
         self._of_use: dict[LayerCall, _Turn] = {}
         self._next: dict[Hashable, int] = defaultdict(int)
         self._same: list[Tensor] = []
+        # Uses of the second pass with what is known of them, and what adds their sums.
+        self._waiting: list[tuple[LayerCall, _Turn, Weigh]] = []
+        self._held_entries = 0
 
     @property
     def is_complete(self) -> bool:
@@ -367,14 +400,28 @@ class TwoPassBackward:
         assert self._measured is not None
         with self.reading():
             self._weights = self.factors(self._measured.squared_norm_bounds() * scale**2)
-            self.everyone = None
+            self._kept, self._everyone = has_weight(self._weights * scale), None
         self._state = "sums"
         result = run(False)
-        if sum(self._next.values()) != sum(map(len, self._turns.values())) or not guard_holds(torch.stack(self._same)):
+        if sum(self._next.values()) != sum(map(len, self._turns.values())):
             raise _not_repeated()
-        self._state, self._weights = "done", None
+        self._check_repeated()
+        with torch.no_grad(), self.reading():
+            self._add_waiting()
+        self._state, self._weights, self._kept = "done", None, None
         self._start()
         return result
+
+    def _check_repeated(self) -> None:
+        """Refuse a second pass with other values; where sums wait, the same look is for whether all have weight."""
+        same = torch.stack(self._same)
+        if self._waiting:
+            assert self._kept is not None
+            if guard_holds(torch.cat([same, self._kept.flatten()])):
+                self._everyone = True
+                return
+        if not guard_holds(same):
+            raise _not_repeated()
 
     def _first(self, run: Callable[[bool], object], nothing: NormMeasurement) -> object:
         """Norms; once more when a parameter turned up again that had been taken for done."""
@@ -402,7 +449,7 @@ class TwoPassBackward:
                 'loss.backward() once, on the loss itself, or use clipping_mode="low_memory".'
             )
         with torch.no_grad(), self.reading():
-            turn = _Turn(fingerprint=_fingerprint(use), entries=_entries(use))
+            turn = _Turn(fingerprint=_fingerprint(use), entries=held_entries(use))
             key = (use.label, *use.parameters)
             if self._state == "norms":
                 self._turns[key].append(turn)
@@ -447,13 +494,30 @@ class TwoPassBackward:
             raise _not_repeated()
         self._same.append((before.fingerprint == turn.fingerprint).all())
         assert self._weights is not None
-        if use.records:
+        if not use.records:
+            _drop(use)
+            return
+        self._waiting.append((use, before, weigh))
+        self._held_entries += turn.entries
+        if not may_wait(self._weights, self._held_entries):
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        """Add up what waits, and drop what was kept of it."""
+        if not self._waiting:
+            return
+        assert self._weights is not None
+        assert self._kept is not None
+        if self._everyone is None:
+            self._everyone = guard_holds(self._kept)
+        for use, before, weigh in self._waiting:
             for names in before.again:
                 # The sum weighs the very gradients that were measured.
                 use.rule.squared_norms(use, names)
             use.memo.update(before.memo)
-            weigh(use, self._weights)
-        _drop(use)
+            weigh(use, self._weights, self._everyone)
+            _drop(use)
+        self._waiting, self._held_entries = [], 0
 
 
 def _not_repeated() -> PrivacyError:
@@ -466,10 +530,6 @@ def _not_repeated() -> PrivacyError:
 
 def _drop(use: LayerCall) -> None:
     use.saved, use.grads, use.versions, use.memo = (), (), (), {}
-
-
-def _entries(use: LayerCall) -> int:
-    return sum(tensor.numel() for tensor in (*use.saved, *use.grads) if tensor is not None)
 
 
 def _is_small(value: Tensor, turn: _Turn) -> bool:

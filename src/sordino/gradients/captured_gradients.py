@@ -6,9 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
-from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.gradients.backward_strategies import (
+    GroupwiseInBackward,
+    NormsInBackward,
+    TwoPassBackward,
+    held_entries,
+    may_wait,
+)
 from sordino.gradients.norms import NormMeasurement, group_numbers
-from sordino.gradients.numerics import guard_holds, storage_number
+from sordino.gradients.numerics import guard_holds, has_weight, storage_number
 from sordino.gradients.rules.base import KernelTimings, LayerCall, chunk_records
 from sordino.shapes import Bool, Float
 
@@ -114,6 +120,7 @@ class CapturedGradients:
         if isinstance(self.backward_strategy, GroupwiseInBackward):
             for uses in self.backward_strategy.clusters.incomplete_groups():
                 self._take(self.backward_strategy, uses)
+            self._add_waiting(self.backward_strategy)
         elif not self.backward_strategy.is_complete:
             raise PrivacyError(
                 "a batch must be run backward to be clipped in two passes, got none. Call loss.backward() on the loss."
@@ -126,7 +133,7 @@ class CapturedGradients:
         self.backward_strategy.sums.clear()
 
     def _take(self, blocks: GroupwiseInBackward, uses: list[LayerCall]) -> None:
-        """Clip the groups that `uses` belong to, add up, and drop what was kept of them."""
+        """Clip the groups that `uses` belong to, add up, and drop what was kept of them; where a look costs, later."""
         if not uses or not self.records:
             return
         numbers = blocks.members(uses)
@@ -137,24 +144,34 @@ class CapturedGradients:
         part.group([blocks.groups[number] for number in numbers])
         try:
             with blocks.reading():
-                part.add_weighted_sums(blocks.factors(part.squared_norm_bounds(), numbers), blocks.sums, last=True)
+                weights = blocks.factors(part.squared_norm_bounds(), numbers)
+                blocks.waiting.append((part, weights))
+                blocks.held_entries += sum(map(held_entries, uses))
+                if not may_wait(weights, blocks.held_entries):
+                    self._add_waiting(blocks)
         except BaseException:
             self.invalidate(uses[0].label)
             raise
-        for use in uses:
-            use.saved, use.grads, use.versions, use.memo = (), (), (), {}
+
+    def _add_waiting(self, blocks: GroupwiseInBackward) -> None:
+        """Add up the groups that wait, and drop what was kept of them; one look is for all."""
+        everyone = None
+        if len(blocks.waiting) > 1:
+            together = torch.cat([weights.flatten() for _, weights in blocks.waiting])
+            everyone = guard_holds(has_weight(together * self.scale))
+        for part, weights in blocks.waiting:
+            part.add_weighted_sums(weights, blocks.sums, last=True, everyone=everyone)
+        blocks.waiting, blocks.held_entries = [], 0
 
     def _pass(self, passes: TwoPassBackward, use: LayerCall) -> None:
         """Give `use` to the pass that is running."""
 
-        def weigh(use: LayerCall, weights: Float[Tensor, "G B"]) -> None:
+        def weigh(use: LayerCall, weights: Float[Tensor, "G B"], everyone: bool) -> None:
             part = CapturedGradients(
                 self.records, scale=self.scale, device=self._device, low_memory=self._lean, timings=self._timings
             )
             part._uses, part._group_of = {id(use): use}, passes.group_of
-            if passes.everyone is None:
-                passes.everyone = guard_holds(_kept(weights * self.scale))
-            part.add_weighted_sums(weights, passes.sums, everyone=passes.everyone)
+            part.add_weighted_sums(weights, passes.sums, everyone=everyone)
 
         try:
             passes.arrive(use, weigh)
@@ -225,12 +242,14 @@ class CapturedGradients:
         self._sealed = True
         with torch.no_grad():
             scaled = weights.detach() if self.scale == 1 else weights.detach() * self.scale
-            kept = _kept(scaled)
+            kept = has_weight(scaled)
             if everyone is None:
                 everyone = guard_holds(kept if without is None else kept | without)
             for group in range(len(scaled)):
                 self._add_group(group, scaled[group], into, None if everyone else kept[group])
         if last:
+            for use in self.layer_calls:
+                use.saved, use.grads, use.versions, use.memo = (), (), (), {}
             self._uses.clear()
 
     def _add_group(
@@ -287,14 +306,6 @@ class CapturedGradients:
             )
         for use in self._uses.values():
             use.check_unmodified()
-
-
-def _kept(weights: Float[Tensor, "G B"]) -> Bool[Tensor, "G B"]:
-    """The records with weight; the others are left out of a sum, because a product with zero keeps NaN.
-
-    Below the smallest normal number a weight has lost its precision.
-    """
-    return weights.abs() > torch.finfo(torch.float32).tiny
 
 
 def _added(old: Tensor | None, new: Tensor | None) -> Tensor | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sordino.shapes import Float, Shaped
+from sordino.shapes import Bool, Float, Shaped
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Decisions that depend on values, and what becomes of them in a graph that is recorded.
@@ -86,6 +86,27 @@ def read_flags(flags: Sequence[Tensor]) -> list[bool]:
         ):
             values[position] = value
     return values
+
+
+def read_numbers(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """The entries of short vectors in double precision, in one look at each device that holds some."""
+    found: dict[torch.device, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        found.setdefault(tensor.device, []).append(position)
+    values: list[list[float]] = [[] for _ in tensors]
+    for indices in found.values():
+        together = torch.cat([tensors[position].double() for position in indices]).tolist()
+        for position in indices:
+            values[position], together = together[: tensors[position].numel()], together[tensors[position].numel() :]
+    return values
+
+
+def has_weight(weights: Float[Tensor, "G B"]) -> Bool[Tensor, "G B"]:
+    """The records with weight; the others are left out of a sum, because a product with zero keeps NaN.
+
+    Below the smallest normal number a weight has lost its precision.
+    """
+    return weights.abs() > torch.finfo(torch.float32).tiny
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.gradients import Contributions, Recorder
 from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.gradients.numerics import read_numbers
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.shapes import Float
 from sordino.training.noisy_releases import LossSum
@@ -217,14 +218,15 @@ class ClippedSumAccumulator:
         now, sensitivity = self._now, 0.0
         if now is None or not released:
             return
+        known = read_numbers(released)
         if self._moving is not None:
             scale, sensitivity = self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
-            counts = [value / scale for value in released[0].tolist()]
+            counts = [value / scale for value in known[0]]
             self._moving.update(counts, expected_batch_size=now.expected_batch_size)
         if now.loss_release is not None:
             scale, _ = now.loss_release.joint_scale(sensitivity or now.sensitivity)
             self.released_loss = now.loss_release.mean(
-                float(released[-1]),
+                known[-1][0],
                 scale=scale,
                 neighboring_relation=now.neighboring_relation,
                 expected_batch_size=now.expected_batch_size,

@@ -14,6 +14,7 @@ from sordino import accounting, checks
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, NoOp, SelfComposed, ZeroConcentratedDP
+from sordino.gradients.numerics import read_numbers
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
@@ -299,8 +300,8 @@ class AdaptiveBudgetRun:
     def observe_gradient(self, gradients: Iterable[nn.Parameter], clipped_norm: float | None = None) -> None:
         """Take note of a private gradient that was just released, and of the norm that was released with it."""
         self._last_clipped = clipped_norm
-        squares = [p.grad.double().square().sum() for p in gradients if p.grad is not None]
-        self._last_norm = math.sqrt(math.fsum(float(square) for square in squares))
+        squares = read_numbers([p.grad.double().square().sum()[None] for p in gradients if p.grad is not None])
+        self._last_norm = math.sqrt(math.fsum(square for (square,) in squares))
 
     def state_dict(self) -> dict[str, object]:
         """What later choices may look at, for a checkpoint: it was released. What was spent is in the transcript."""

@@ -179,8 +179,9 @@ class NormRelease:
                 "is released "
                 "as one Gaussian with the sum. Use flat clipping and independent noise."
             )
-        squares = [float(total.double().square().sum()) for total in totals]
-        norm = torch.tensor([math.sqrt(math.fsum(squares)) * self._scale], dtype=torch.float64)
+        # Where the sum is: it is looked at when it is released.
+        squares = torch.stack([total.double().square().sum().to(totals[0].device) for total in totals])
+        norm = squares.sum()[None].sqrt_() * self._scale
         wider = mechanism.l2_sensitivity * self.noise_factor
         return TensorGaussianMechanism(noise_multiplier=mechanism.noise_multiplier, l2_sensitivity=wider), norm
 
