@@ -41,11 +41,13 @@ def test_non_finite_entries_stay_non_finite_and_do_not_touch_other_rows():
     assert float(result[3]) == pytest.approx(3000)
 
 
-def test_an_unsafe_row_is_rescaled_alone():
-    x = torch.ones(3, 4)
+@pytest.mark.parametrize("width", [4, 10_000])
+def test_an_unsafe_row_is_summed_again_alone(width):
+    x = torch.ones(4, width)
     x[1] = 1e-30
     x[2] = 0
-    assert row_squared_norms(x).tolist() == pytest.approx([4.0, 4e-60, 0.0], rel=1e-6)
+    x[3] = 1e30
+    assert row_squared_norms(x).tolist() == pytest.approx([width, width * 1e-60, 0.0, width * 1e60], rel=1e-6)
 
 
 @pytest.mark.parametrize("user", ["high", "highest"])

@@ -292,6 +292,11 @@ class StepPlan:
             return NonPrivate(reason="noise_multiplier is 0")
         return self.clipping.step_event(self.noise_multiplier) or self.mechanism.event()
 
+    @cached_property
+    def poisson_event(self) -> Event:
+        """The event of the step on a batch that each unit joins with probability `sample_rate`."""
+        return PoissonSampling(sample_rate=self.sample_rate).event(self.event)
+
     @property
     def gradient_noise_stddev(self) -> float:
         """Standard deviation of the noise in each entry of the private gradient: z·Δ/B. AdaClip scales its own."""
@@ -576,7 +581,7 @@ class Plan:
         )
         return replace(self, correlated_noise=noise, noise_multiplier=multiplier)
 
-    @property
+    @cached_property
     def is_scheduled(self) -> bool:
         """Whether anything changes from step to step."""
         return any(isinstance(getattr(self, name), Schedule) for name in _PLANNED)
@@ -588,7 +593,12 @@ class Plan:
 
     def step_plan(self, step: int) -> StepPlan:
         """The values of step `step`, from 0."""
-        return _at(self, step if self.is_scheduled else 0)
+        return _at(self, step) if self.is_scheduled else self._every_step
+
+    @cached_property
+    def _every_step(self) -> StepPlan:
+        """The values of all steps, where nothing changes."""
+        return _at(self, 0)
 
     @property
     def mechanism(self) -> CorrelatedGaussianMechanism | None:
@@ -630,7 +640,7 @@ class Plan:
         if not self.is_private:
             return now.event
         if self.poisson_sampling:
-            return PoissonSampling(sample_rate=now.sample_rate).event(now.event)
+            return now.poisson_event
         sampler = self.sampler
         assert not isinstance(sampler, ScheduledPoissonSampling)
         return sampler.event(now.event)

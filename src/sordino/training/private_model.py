@@ -75,6 +75,9 @@ class OptimizerFields:
         self._optimizer.original_optimizer = self._optimizer  # pyright: ignore[reportAttributeAccessIssue]
         for name, advice in _ADVICE.items():
             setattr(self._optimizer, name, NotThere("optimizer", name, advice))
+        self._show_values()
+
+    def _show_values(self) -> None:
         try:
             step = self._run.coming_step
         except InvalidArgument:
@@ -97,7 +100,7 @@ class OptimizerFields:
                     f"the plan. Pass a schedule, make_private({name}=ExponentialSchedule(…)) of sordino.schedules."
                 )
         if self._values:
-            self.show()
+            self._show_values()
 
     def remove(self) -> None:
         """Take the attributes off."""

@@ -26,6 +26,8 @@ def tree_map(function: Callable[[object], object], batch: object) -> object:
         return function(batch)
     if kind is tuple:
         return tuple([tree_map(function, part) for part in batch])  # pyright: ignore[reportGeneralTypeIssues]
+    if kind is dict:
+        return {key: tree_map(function, part) for key, part in batch.items()}  # pyright: ignore[reportAttributeAccessIssue]
     return tree_rebuild(batch, lambda part: tree_map(function, part))
 
 
@@ -51,12 +53,18 @@ def _add_leaves(batch: object, found: list[object]) -> None:
     else:
         parts = batch.values() if kind is dict else container_items(batch).values()  # pyright: ignore[reportAttributeAccessIssue]
     for part in parts:  # pyright: ignore[reportGeneralTypeIssues]
-        _add_leaves(part, found)
+        # The usual leaves without another call: arguments of every operation in a traced loop come here.
+        if type(part) in _PLAIN_LEAVES:
+            found.append(part)
+        else:
+            _add_leaves(part, found)
 
 
 def tensors_in(batch: object) -> Iterator[Tensor]:
     """Every tensor of the batch, in order."""
-    return iter([leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)])
+    found: list[object] = []
+    _add_leaves(batch, found)
+    return iter([leaf for leaf in found if isinstance(leaf, Tensor)])
 
 
 def container_items(container: object) -> dict[object, object]:
@@ -70,7 +78,7 @@ def container_items(container: object) -> dict[object, object]:
 
 def tree_rebuild(batch: object, function: Callable[[object], object]) -> object:
     """The same container with `function` applied to its parts."""
-    make = cast(Callable[..., object], type(batch))
+    make = cast("Callable[..., object]", type(batch))
     if _is_record_type(batch):
         return replace(batch, **{item.name: function(getattr(batch, item.name)) for item in fields(batch)})
     if isinstance(batch, Mapping):

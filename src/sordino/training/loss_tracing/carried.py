@@ -10,7 +10,7 @@ without asking, as ``torch.tensor(x.mean(0))`` does.
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -225,6 +225,8 @@ def _check_not_part_of(module: nn.Module, address: int) -> None:
 
 
 _PRIVATE = (TaintedFloat, TaintedInt, TracedTensor)
+# Exactly these types carry no notes; most settings have one of them.
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 # What an optimizer's setting or a tensor is known by, without reading a tensor's values.
 _Known = list[object]
 _Held = list[tuple[dict[str, Tensor | None], str]]
@@ -329,6 +331,8 @@ class OptimizerSettingsWatch:
         states = (state for state in self._optimizer.state.values() if isinstance(state, dict))
         held = itertools.chain.from_iterable(state.values() for state in states)
         for value in itertools.chain(_settings(self._optimizer), held):
+            if type(value) in _PLAIN:
+                continue
             if isinstance(value, _PRIVATE) or (isinstance(value, Tensor) and self._carried.was_written(value)):
                 raise _private("the optimizer's settings and state")
 
@@ -393,31 +397,35 @@ def _private(what: str) -> CoupledRecords:
     )
 
 
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, tuple | list):
+def _add_leaves(value: object, found: list[object]) -> None:
+    if isinstance(value, (tuple, list)):
         for part in value:
-            yield from _leaves(part)
+            _add_leaves(part, found)
     else:
-        yield value
+        found.append(value)
 
 
-def _settings(optimizer: Optimizer) -> Iterator[object]:
+def _settings(optimizer: Optimizer) -> list[object]:
     """Every setting."""
+    found: list[object] = []
     for group in optimizer.param_groups:
         for name, value in group.items():
             if name != "params":
-                yield from _leaves(value)
+                _add_leaves(value, found)
+    return found
 
 
 def _known(value: object) -> object:
     """A tensor by its identity and torch's count of changes, other objects than plain ones by their identity."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Tensor):
         return id(value), value._version
     return value if isinstance(value, int | float | str | None) else id(value)
 
 
 def _known_settings(optimizer: Optimizer) -> _Known:
-    return list(map(_known, _settings(optimizer)))
+    return [_known(value) for value in _settings(optimizer)]
 
 
 def _known_state(optimizer: Optimizer) -> _Known:

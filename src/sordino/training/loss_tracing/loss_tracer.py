@@ -133,15 +133,19 @@ def _add_hooks(hooks: Mapping[object, object], marks: list[Hashable], seen: set[
             _add(hook, marks, seen, _DEPTH)
 
 
+_NAMED = (bool, str, bytes, Enum, torch.dtype, torch.device, type)
+_PLAIN_KINDS = frozenset({bool, str, type(None)})
+
+
 def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> None:
     """Append what is known of a value, and of what it holds."""
-    if isinstance(value, bool | str | bytes | Enum | torch.dtype | torch.device | type | None):
+    if type(value) in _PLAIN_KINDS or isinstance(value, _NAMED):
         marks.append(value)
-    elif isinstance(value, int | float):
+    elif isinstance(value, (int, float)):
         marks.append(order_of_magnitude(untainted(value)))  # pyright: ignore[reportArgumentType]
-    elif isinstance(value, Tensor | nn.Module | ModuleType):
+    elif isinstance(value, (Tensor, nn.Module, ModuleType)):
         marks.append(type(value))
-    elif isinstance(value, list | tuple | set | frozenset | dict):
+    elif isinstance(value, (list, tuple, set, frozenset, dict)):
         marks += (type(value), order_of_magnitude(len(value)))
         held = itertools.chain(value, value.values()) if isinstance(value, dict) else value
         _add_all(held, id(value), marks, seen, depth)
@@ -470,14 +474,14 @@ class LossTracer:
             self._given.append(self.trace.note_arguments(args, kwargs))
         self._has_drawn = self._has_drawn or self._chance != _chance()
         self._attributes = frozenset(tensor_attributes(self._module))
-        own = set(self._module.parameters())
-        for tensor in tensors_in((args, dict(kwargs))):
-            if tensor.requires_grad:
-                with not_noting():
-                    leaves = graph_leaves(tensor)
-                for leaf in leaves:
-                    if isinstance(leaf, nn.Parameter) and leaf not in own:
-                        raise external_parameter_error(leaf)
+        with not_noting():
+            leaves = [
+                leaf for given in tensors_in((args, kwargs)) if given.requires_grad for leaf in graph_leaves(given)
+            ]
+        own = set(self._module.parameters()) if leaves else set()
+        for leaf in leaves:
+            if isinstance(leaf, nn.Parameter) and leaf not in own:
+                raise external_parameter_error(leaf)
         return ForwardMonitor(self._module, values=compares_values(self._batches - 1))
 
     def outputs(

@@ -44,7 +44,7 @@ from sordino.training.optimizer_checks import is_private_parameter
 from sordino.training.probing.probe_runner import graph_leaves
 from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.probing.torch_modes import Args, Function, with_public_divisor
-from sordino.training.pytree import map_tensors, tensors_in, tree_leaves, tree_map
+from sordino.training.pytree import map_tensors, tensors_in, tree_map
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Whose code is asking for the truth of a private value.
@@ -222,7 +222,7 @@ def declared_targets(function: Function, tensors: Sequence[Tensor], out: object)
     """The tensors that a function of torch changes: the first of its `tensors`, or those of ``out=``."""
     name = getattr(function, "__name__", "")
     in_place = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    return [*(tensors[:1] if in_place else ()), *tensors_in(out)]
+    return [*(tensors[:1] if in_place else ()), *(() if out is None else tensors_in(out))]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -493,34 +493,42 @@ class OperationTrace:
             tensors: all tensors among the arguments, in order.
         """
         with not_noting():
+            targets = declared_targets(function, tensors, kwargs.get("out"))
             if self.is_open:
-                for target in self._outside_targets(function, kwargs, tensors):
+                for target in self._outside_targets(targets, tensors):
                     self._external_tensor(target).begin_write()
-            return self._note(function, args, kwargs, with_public_divisor(function, args, kwargs), tensors)
+            return self._note(function, args, kwargs, with_public_divisor(function, args, kwargs), tensors, targets)
 
     def note(self, function: Function, args: Args, kwargs: Mapping[str, object], result: object) -> object:
         """Note a call that was made already, as of the module, and return its result as traced tensors."""
         with not_noting():
-            return self._note(function, args, kwargs, result, list(tensors_in((args, kwargs))))
+            tensors = list(tensors_in((args, kwargs)))
+            targets = declared_targets(function, tensors, kwargs.get("out"))
+            return self._note(function, args, kwargs, result, tensors, targets)
 
     def _note(
-        self, function: Function, args: Args, kwargs: Mapping[str, object], result: object, tensors: Sequence[Tensor]
+        self,
+        function: Function,
+        args: Args,
+        kwargs: Mapping[str, object],
+        result: object,
+        tensors: Sequence[Tensor],
+        targets: Sequence[Tensor],
     ) -> object:
-        if result is not None and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+        if result is not None and next(tensors_in(result), None) is None:
             return self._note_value(function, args, kwargs, result)
-        for target in self._outside_targets(function, kwargs, tensors):
+        for target in self._outside_targets(targets, tensors):
             self._write_to(target)
         if not self.is_open:
             traced = map_tensors(self.wrap, result)
             self._remember(tensors_in(traced))
             return traced
         name = getattr(function, "__name__", "")
-        targets = declared_targets(function, tensors, kwargs.get("out"))
         device = tensors[0].device.type if tensors else "cpu"
         given = self._noted_all(self._with_rows_counted(function, args), kwargs)
         broken = any(self._is_broken(tensor) for tensor in tensors if all(tensor is not target for target in targets))
         traced = map_tensors(self.wrap, result)
-        made = [tensor for tensor in tree_leaves(traced) if isinstance(tensor, TracedTensor)]
+        made = [tensor for tensor in tensors_in(traced) if isinstance(tensor, TracedTensor)]
         self._remember(made)
         sized = given.is_sized or has_data_dependent_size(function, tensors, len(args) + len(kwargs))
         for tensor in made:
@@ -546,9 +554,8 @@ class OperationTrace:
         return traced
 
     @staticmethod
-    def _outside_targets(function: Function, kwargs: Mapping[str, object], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors from outside into which the call writes values of the batch."""
-        targets = declared_targets(function, tensors, kwargs.get("out"))
+    def _outside_targets(targets: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors from outside into which a call on `tensors` that changes `targets` writes values of the batch."""
         tells = targets and any(one.keeps_values for one in tensors if isinstance(one, TracedTensor))
         return [one for one in targets if not isinstance(one, TracedTensor)] if tells else []
 
@@ -785,7 +792,9 @@ class OperationTrace:
         self.is_weighted, self.is_by_record = is_weighted, by_record
         try:
             for loss in losses:
-                if not is_weighted and self._is_broken(loss):
+                with not_noting():
+                    is_broken = not is_weighted and self._is_broken(loss)
+                if is_broken:
                     raise untraceable_loss_error()
                 self.loss = loss
                 self._on_backward(self, loss.slot)

@@ -193,7 +193,8 @@ def tensor_attributes(module: nn.Module) -> dict[tuple[int, int], Tensor]:
     found: dict[tuple[int, int], Tensor] = {}
     for part in module.modules():
         for _, value in own_attributes(part):
-            found.update({(id(part), id(tensor)): tensor for tensor in tensors_in(value)})
+            for tensor in tensors_in(value):
+                found[id(part), id(tensor)] = tensor
     return found
 
 
