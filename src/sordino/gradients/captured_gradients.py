@@ -217,9 +217,12 @@ class CapturedGradients:
                         uses = self._early.add_to(measured, uses, self._group_of)
                     measured.add(uses, self._group_of)
                 # The squares of a recording that nothing rounded are bounds as they are.
-                self._norms, self._bounds = measured.squares, measured.squared_norm_bounds()
+                norms, bounds = measured.squares, measured.squared_norm_bounds()
                 if self.scale != 1:
-                    self._norms, self._bounds = self._norms * self.scale**2, self._bounds * self.scale**2
+                    scaled = norms * self.scale**2
+                    bounds = scaled if bounds is norms else bounds * self.scale**2
+                    norms = scaled
+                self._norms, self._bounds = norms, bounds
         return self._norms, self._bounds
 
     def add_weighted_sums(

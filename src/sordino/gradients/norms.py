@@ -1,6 +1,6 @@
 """Norms of uses and what rounding can do to them, group by group."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -206,10 +206,12 @@ class NormMeasurement:
         gathered = _gathered(uses, group_of)
         # By group; what all layers give is added up in one operation.
         found: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], [], []))
-        waiting = Counter([id(members[0]) for _, members, _ in gathered if len(members) == 1])
+        waiting: dict[int, int] = defaultdict(int)
+        for _, members, _ in gathered:
+            waiting[id(members[0])] += len(members) == 1
         for group, members, shares in gathered:
             if len(members) == 1:
-                names = frozenset(names[0] for names in shares)
+                names = frozenset([names[0] for names in shares])
                 part = members[0].rule.squared_norms(members[0], names)
                 rounding = members[0].rule.rounding(members[0], names)
                 if note is not None:

@@ -141,6 +141,9 @@ def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> No
     """Append what is known of a value, and of what it holds."""
     if type(value) in _PLAIN_KINDS or isinstance(value, _NAMED):
         marks.append(value)
+    elif isinstance(value, FunctionType):
+        marks.append(_Itself(value))
+        _add_all([*closure_values(value), *(value.__defaults__ or ())], id(value), marks, seen, depth)
     elif isinstance(value, (int, float)):
         marks.append(order_of_magnitude(untainted(value)))  # pyright: ignore[reportArgumentType]
     elif isinstance(value, (Tensor, nn.Module, ModuleType)):
@@ -151,9 +154,6 @@ def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> No
         _add_all(held, id(value), marks, seen, depth)
     elif isinstance(value, np.ndarray):
         marks.append(value.tobytes() if value.size <= _FORMS_MOST and value.dtype != object else value.shape)
-    elif isinstance(value, FunctionType):
-        marks.append(_Itself(value))
-        _add_all([*closure_values(value), *(value.__defaults__ or ())], id(value), marks, seen, depth)
     elif isinstance(value, MethodType):
         marks.append(_Itself(value.__func__))
         _add(value.__self__, marks, seen, depth)

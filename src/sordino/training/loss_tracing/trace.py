@@ -184,7 +184,7 @@ class TracedCall:
 
     def numbers(self) -> list[float]:
         """The constants among the arguments."""
-        return [float(leaf) for leaf in self.leaves if isinstance(leaf, float | int) and not isinstance(leaf, bool)]
+        return [float(leaf) for leaf in self.leaves if isinstance(leaf, (float, int)) and not isinstance(leaf, bool)]
 
     def form(self, names: Mapping[int, int]) -> Hashable:
         """What is called on what, with `names` for slots and without the values of constants."""
@@ -197,14 +197,15 @@ class TracedCall:
         return (who, self.grad_enabled, self.autocast, *(_form(leaf, names) for leaf in self.leaves))
 
 
+_PART_OF_FORM = (str, bool, torch.dtype, torch.device, type(None))
+
+
 def _form(leaf: object, names: Mapping[int, int]) -> Hashable:
     if isinstance(leaf, ValueRef):
         return ("slot", names.get(leaf.number))
     if isinstance(leaf, Tensor):
         return ("tensor", leaf.dtype, leaf.requires_grad)
-    if isinstance(leaf, str | bool | torch.dtype | torch.device | type(None)):
-        return leaf
-    return type(leaf).__name__
+    return leaf if isinstance(leaf, _PART_OF_FORM) else type(leaf).__name__
 
 
 def map_values(function: Callable[[object], object], arguments: object) -> object:
@@ -383,6 +384,8 @@ _FEW = 64
 # How the bare values of a tensor are read: into Python numbers, into truth, into other memory.
 _NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__"})
 _TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
+# Arguments of exactly these types stand on the trace as they are.
+_WITHOUT_NOTES = frozenset({bool, int, float, str, type(None)})
 _ESCAPES = frozenset({"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
 
 
@@ -676,17 +679,19 @@ class OperationTrace:
         sized: list[bool] = []
 
         def noted(leaf: object) -> object:
-            if isinstance(leaf, TaintedInt):
-                sized.append(not leaf.counts)
-            leaves.append(self._noted(leaf))
-            return leaves[-1]
+            if type(leaf) not in _WITHOUT_NOTES:
+                if isinstance(leaf, TaintedInt):
+                    sized.append(not leaf.counts)
+                leaf = self._noted(leaf)
+            leaves.append(leaf)
+            return leaf
 
-        return _Arguments(map_values(noted, args), map_values(noted, kwargs), leaves, any(sized))
+        return _Arguments(map_values(noted, args), map_values(noted, kwargs) if kwargs else {}, leaves, any(sized))
 
     def _noted(self, value: object) -> object:
         if isinstance(value, TracedTensor) and value.operation_trace is self:
             return ValueRef(value.slot)
-        if isinstance(value, TaintedFloat | TaintedInt):
+        if isinstance(value, (TaintedFloat, TaintedInt)):
             if value.source is not self:
                 return StaleValue()
             return untainted(value) if value.slot is None else ValueRef(value.slot)
@@ -1041,7 +1046,7 @@ def _is_number(leaf: object) -> TypeGuard[float | Tensor]:
     """Whether it is a constant of one number."""
     if isinstance(leaf, Tensor):
         return leaf.numel() == 1 and not leaf.is_complex()
-    return isinstance(leaf, float | int) and not isinstance(leaf, bool)
+    return isinstance(leaf, (float, int)) and not isinstance(leaf, bool)
 
 
 def _few_values(tensor: Tensor) -> list[float]:

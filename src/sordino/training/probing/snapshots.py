@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -38,21 +38,22 @@ _ROOM = 1 << 24
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Held:
-    """A parameter or buffer: the object, its memory, how often torch changed it, its value or a fingerprint if kept."""
+class _Held(NamedTuple):
+    """A parameter or buffer: the object, its memory, how often torch changed it, its value or a fingerprint if kept.
+
+    `place` is the memory's number, which it keeps as long as `memory` holds it, and where the tensor begins there.
+    """
 
     tensor: Tensor
     memory: Tensor
+    place: tuple[int, object]
     version: int
     value: Tensor | None
     fingerprint: Tensor | None
 
     def is_unchanged(self, now: Tensor | None) -> bool | Tensor:
         """Whether it is as it was; a single truth value on another device, where to look is to wait."""
-        if now is None or now is not self.tensor or storage_number(now) != storage_number(self.memory):
-            return False
-        if now.storage_offset() != self.memory.storage_offset():
+        if now is None or now is not self.tensor or _place(now) != self.place:
             return False
         # Rewriting .data goes past the version, so that only the values can tell.
         if self.value is not None:
@@ -75,10 +76,11 @@ class ModuleSnapshot:
 
     def __init__(self, module: nn.Module, *, values: bool = True) -> None:
         self._module = module
-        trained = sum(tensor.nbytes for _, tensor in _tensors(module) if tensor.requires_grad)
+        tensors = list(_tensors(module))
         # So much of what is not trained is kept too.
+        trained = sum(tensor.nbytes for _, tensor in tensors if tensor.requires_grad) if values else 0
         self._room = max(trained, _ROOM)
-        self._held = {name: self._hold(tensor, values=values) for name, tensor in _tensors(module)}
+        self._held = {name: self._hold(tensor, values=values) for name, tensor in tensors}
 
     def _hold(self, tensor: Tensor, *, values: bool) -> _Held:
         value = bits = None
@@ -88,7 +90,7 @@ class ModuleSnapshot:
             if bits is None:
                 value = tensor.detach().clone()
                 self._room -= 0 if tensor.requires_grad else tensor.nbytes
-        return _Held(tensor=tensor, memory=tensor.detach(), version=tensor._version, value=value, fingerprint=bits)
+        return _Held(tensor, tensor.detach(), _place(tensor), tensor._version, value, bits)
 
     def refuse_changes(self) -> None:
         """Put back what changed since, and refuse it.
@@ -127,9 +129,17 @@ class ModuleSnapshot:
         return changed
 
 
+def _place(tensor: Tensor) -> tuple[int, object]:
+    return storage_number(tensor), tensor.storage_offset()
+
+
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+    """Where the modules hold them: every training forward asks, and torch's own walks go over all modules twice."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        held = vars(part)
+        for name, tensor in (*held["_parameters"].items(), *held["_buffers"].items()):
+            if tensor is not None:
+                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def readable_fingerprint(tensor: Tensor) -> Tensor | None:
