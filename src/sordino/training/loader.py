@@ -482,8 +482,8 @@ class _ChunkDataset(Dataset[tuple[Microbatch, object]]):
             return chunk, map_tensors(Tensor.clone, self._substitute)
         if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
             # What collating the rows one by one gives, in one call a tensor.
-            positions = torch.from_numpy(self._positions(chunk))
-            return chunk, [tensor[positions] for tensor in self._dataset.tensors]
+            rows = torch.from_numpy(self._positions(chunk))
+            return chunk, [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._dataset.tensors]
         if self._owned is None:
             # In the process that reads, after the worker's own preparations.
             self._owned = owned_generators(self._dataset, self._collate_fn)

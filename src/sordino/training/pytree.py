@@ -53,8 +53,9 @@ def _add_leaves(batch: object, found: list[object]) -> None:
     else:
         parts = batch.values() if kind is dict else container_items(batch).values()  # pyright: ignore[reportAttributeAccessIssue]
     for part in parts:  # pyright: ignore[reportGeneralTypeIssues]
-        # The usual leaves without another call: arguments of every operation in a traced loop come here.
-        if type(part) in _PLAIN_LEAVES:
+        # Leaves without another call: arguments of every operation in a traced loop come here.
+        kind = type(part)
+        if kind in _PLAIN_LEAVES or _is_leaf_type(kind):
             found.append(part)
         else:
             _add_leaves(part, found)

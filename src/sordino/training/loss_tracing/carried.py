@@ -268,8 +268,9 @@ class OptimizerSettingsWatch:
             NonPrivateStep: something changed since the part before.
             CoupledRecords: something holds what came from a batch.
         """
-        self._refuse_private()
-        now = _known_settings(self._optimizer)
+        settings = _settings(self._optimizer)
+        self._refuse_private(settings)
+        now = _known_settings(settings)
         if not begins and now != self._seen:
             raise NonPrivateStep(
                 "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
@@ -295,9 +296,10 @@ class OptimizerSettingsWatch:
             NonPrivateStep: something changed.
             CoupledRecords: something holds what came from a batch.
         """
-        self._refuse_private()
+        settings = _settings(self._optimizer)
+        self._refuse_private(settings)
         for what, before, now in (
-            ("the optimizer's settings", self._seen, _known_settings(self._optimizer)),
+            ("the optimizer's settings", self._seen, _known_settings(settings)),
             ("the optimizer's state", self._state, _known_state(self._optimizer)),
             ("parameters and buffers", self._memory, _memory_of(self._held)),
         ):
@@ -313,12 +315,13 @@ class OptimizerSettingsWatch:
             NonPrivateStep: a setting changed.
             CoupledRecords: a gradient, a setting or the state holds what came from a batch.
         """
-        self._refuse_private()
+        settings = _settings(self._optimizer)
+        self._refuse_private(settings)
         if any(
             isinstance(held, TracedTensor) or self._carried.was_written(held) for held in gradients if held is not None
         ):
             raise _private("gradients")
-        if self._seen is not None and self._seen != _known_settings(self._optimizer):
+        if self._seen is not None and self._seen != _known_settings(settings):
             raise _changed("the optimizer's settings")
 
     def stepped(self) -> None:
@@ -326,11 +329,11 @@ class OptimizerSettingsWatch:
         self._memory = _memory_of(self._held)
         self._bits = None if self._bits is None else _fingerprints(self._held)
 
-    def _refuse_private(self) -> None:
+    def _refuse_private(self, settings: list[object]) -> None:
         """Refuse settings and state that carry a batch's notes, or lie in memory that a batch was written to."""
         states = (state for state in self._optimizer.state.values() if isinstance(state, dict))
         held = itertools.chain.from_iterable(state.values() for state in states)
-        for value in itertools.chain(_settings(self._optimizer), held):
+        for value in itertools.chain(settings, held):
             if type(value) in _PLAIN:
                 continue
             if isinstance(value, _PRIVATE) or (isinstance(value, Tensor) and self._carried.was_written(value)):
@@ -398,7 +401,9 @@ def _private(what: str) -> CoupledRecords:
 
 
 def _add_leaves(value: object, found: list[object]) -> None:
-    if isinstance(value, (tuple, list)):
+    if type(value) in _PLAIN:
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
         for part in value:
             _add_leaves(part, found)
     else:
@@ -424,8 +429,8 @@ def _known(value: object) -> object:
     return value if isinstance(value, int | float | str | None) else id(value)
 
 
-def _known_settings(optimizer: Optimizer) -> _Known:
-    return [_known(value) for value in _settings(optimizer)]
+def _known_settings(settings: list[object]) -> _Known:
+    return [_known(value) for value in settings]
 
 
 def _known_state(optimizer: Optimizer) -> _Known:

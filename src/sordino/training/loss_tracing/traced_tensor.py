@@ -71,7 +71,7 @@ class TracedTensor(Tensor):
         if trace is None:
             with not_noting():
                 return func(*args, **kwargs)
-        if trace.is_open and func in {Tensor.backward, torch.autograd.backward}:
+        if trace.is_open and (func is Tensor.backward or func is torch.autograd.backward):
             return _backward(trace, func, args, kwargs)
         if trace.is_open and name == "register_hook":
             raise NonPrivateStep(

@@ -202,9 +202,8 @@ def tensor_attributes(module: nn.Module) -> dict[tuple[int, int], Tensor]:
     """Tensors in plain attributes of all submodules, and in lists and dicts there, by whose they are and which."""
     found: dict[tuple[int, int], Tensor] = {}
     for part in module.modules():
-        for _, value in own_attributes(part):
-            for tensor in tensors_in(value):
-                found[id(part), id(tensor)] = tensor
+        for tensor in tensors_in([value for _, value in own_attributes(part)]):
+            found[id(part), id(tensor)] = tensor
     return found
 
 
