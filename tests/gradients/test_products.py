@@ -11,7 +11,7 @@ from sordino.gradients.numerics import affine, affine_map, grams, per_record_pro
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 # Sizes below and above the work from which oneDNN is taken, with lengths that are cut and lengths that aren't.
-SIZES = [(3, 2, 5), (64, 200, 300), (200, 130, 257), (511, 96, 64), (130, 700, 33)]
+SIZES = [(3, 2, 5), (200, 130, 7), (64, 200, 300), (200, 130, 257), (511, 96, 64), (130, 700, 33)]
 
 
 @pytest.fixture(params=[True, False], ids=["oneDNN", "torch"])
