@@ -369,8 +369,12 @@ def _measured(way: Callable[[Case], Step], case: Case) -> dict[str, float]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+# Operations that start no work on a device, besides views: they find a type, give memory, or only change a shape.
+STARTS_NOTHING = {"device", "detach", "empty", "empty_like", "new_empty", "promote_types", "squeeze_", "_unsafe_view"}
+
+
 class Operations(TorchDispatchMode):
-    """Counts operations."""
+    """Counts operations that start work on a device, and products among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +383,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        self.count += name not in ("device", "empty", "detach", "view", "transpose", "expand", "select", "slice")
+        self.count += not func.is_view and name not in STARTS_NOTHING
         self.products += name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
         return func(*args, **(kwargs or {}))
 

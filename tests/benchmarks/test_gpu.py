@@ -29,6 +29,22 @@ def test_a_step_without_values_looks_once_and_has_no_convolution_for_each_record
         assert row["private"]["products"] < 4 * row["plain"]["products"]
 
 
+@pytest.mark.parametrize(("records", "positions", "most"), [(32, 128, 90), (16, 512, 55)])
+def test_a_private_step_starts_few_operations_more_than_a_plain_one(gpu, records, positions, most):
+    """A block of BERT-base has six linear layers and two normalizations, each with a bias."""
+    counts = []
+    for layers in (1, 3):
+
+        def build(layers=layers):
+            return gpu.Transformer(tokens=1000, width=768, layers=layers, heads=12, length=512, outputs=2, causal=False)
+
+        model = gpu.Model(name="BERT", build=build, records=records, shape=(positions,), classes=2, tokens=1000)
+        (row,) = gpu.dry_run([model])
+        counts.append({name: row[name]["operations"] for name in ("plain", "private")})
+    plain, private = ((counts[1][name] - counts[0][name]) / 2 for name in ("plain", "private"))
+    assert 0 < private - plain <= most
+
+
 def test_layers_are_exact_in_every_precision_with_the_processor_in_the_place_of_a_card(gpu, monkeypatch):
     monkeypatch.setattr(numerics, "_HOST", "none")
     rows = gpu.exactness("cpu")

@@ -27,7 +27,7 @@ from sordino.gradients.numerics import (
     weighted_row_products,
 )
 from sordino.gradients.rules import base, convolution, linear
-from sordino.gradients.rules.base import LayerCall, alone_error, get_rule, sum_error
+from sordino.gradients.rules.base import LayerCall, alone_error, get_rule, joint_rounding, sum_error
 
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "TF32": torch.float32, "single": torch.float32}
 
@@ -129,7 +129,34 @@ def test_long_sums_are_products_of_pieces(away, monkeypatch, positions, swapped)
     scaled = left.double() * weights[:, None]
     size = scaled.abs().transpose(1, 2) @ right.double().abs()
     error = (got - scaled.transpose(1, 2) @ right.double()).abs()
+    assert got.is_contiguous()
     assert (error <= sum_error(product_format(left, right), max(positions, 1)) * size).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_weight_may_be_that_of_several_rows(units, monkeypatch, name):
+    ask(monkeypatch, name)
+    left, right = operands(name, 2, 12, 3), operands(name, 2, 12, 5, seed=1)
+    weights = torch.rand(4, generator=torch.Generator().manual_seed(2))
+    expected = weighted_row_products(left, right, weights.repeat_interleave(3))
+    assert torch.equal(weighted_row_products(left, right, weights), expected)
+
+
+def test_the_rounding_of_several_layers_is_computed_together_as_of_each_alone(away):
+    found = []
+    for seed, (inputs, outputs) in enumerate([(8, 6), (8, 6), (6, 8)]):
+        layer = nn.Linear(inputs, outputs).bfloat16()
+        saved, grads = operands("bfloat16", 3, 4, inputs, seed=seed), operands("bfloat16", 3, 4, outputs, seed=seed + 9)
+        use = LayerCall(
+            module=layer, label="", rule=get_rule(layer), parameters=dict(layer.named_parameters()), records=3
+        )
+        use.saved, use.grads = (saved,), (grads,)
+        use.rule.squared_norms(use, frozenset(use.parameters))
+        found.append(use.rule.rounding(use, frozenset(use.parameters)))
+    alone = [joint_rounding([rounding]) for rounding in found]
+    together = joint_rounding(found)
+    torch.testing.assert_close(together.squares, torch.stack([each.squares for each in alone]).sum(0))
+    torch.testing.assert_close(together.length.square(), torch.stack([each.length.square() for each in alone]).sum(0))
 
 
 def test_operands_are_those_that_autocast_took(away):
@@ -335,8 +362,11 @@ def on_a_card(layer: nn.Module, x: tuple[int, ...], out: tuple[int, ...], dtype:
         use.saved, use.grads = saved, grads
         norms = rule.squared_norms(use, frozenset(parameters))
         rounding = rule.rounding(use, frozenset(parameters))
-        sums = use.weighted_sums(torch.empty(x[0], device="meta", dtype=torch.float64))
-        found = [norms, *sums.values()] + ([] if rounding is None else [rounding.squares, rounding.length])
+        sums = rule.weighted_sums(use, parameters, torch.empty(x[0], device="meta", dtype=torch.float64))
+        found = [norms, *sums.values()]
+        if rounding is not None:
+            together = joint_rounding([rounding])
+            found += [together.squares, together.length]
         assert {tensor.device.type for tensor in found} == {"meta"}
         assert {name: value.shape for name, value in sums.items()} == {n: p.shape for n, p in parameters.items()}
     return operations

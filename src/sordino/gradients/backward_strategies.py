@@ -214,8 +214,7 @@ class NormsInBackward:
 
 def _may_wait(use: LayerCall) -> bool:
     """Whether the sum follows from what is kept: by a known rule, or as every gradient per record is kept."""
-    keeps_gradients = type(use.rule).squared_norms is LayerRule.squared_norms
-    return bool(use.saved) and (keeps_gradients or type(use.rule) in _PURE)
+    return bool(use.saved) and (use.rule.measures_kept_gradients or type(use.rule) in _PURE)
 
 
 def _state(use: LayerCall) -> object:

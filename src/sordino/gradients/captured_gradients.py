@@ -14,8 +14,10 @@ from sordino.gradients.backward_strategies import (
     may_wait,
 )
 from sordino.gradients.norms import NormMeasurement, group_numbers
-from sordino.gradients.numerics import guard_holds, has_weight, storage_number
-from sordino.gradients.rules.base import KernelTimings, LayerCall, chunk_records
+from sordino.gradients.numerics import guard_holds, has_weight, is_small, storage_number
+from sordino.gradients.rules.base import KernelTimings, LayerCall, LayerRule, chunk_records, weighted_sums_of_kept
+from sordino.gradients.rules.convolution import ConvolutionRule
+from sordino.gradients.rules.linear import LinearRule
 from sordino.shapes import Bool, Float
 
 
@@ -246,6 +248,9 @@ class CapturedGradients:
         with torch.no_grad():
             scaled = weights.detach() if self.scale == 1 else weights.detach() * self.scale
             kept = has_weight(scaled)
+            if not any(p.dtype is torch.float64 for use in self._uses.values() for p in use.parameters.values()):
+                # Once for all layers.
+                scaled = scaled.float()
             if everyone is None:
                 everyone = guard_holds(kept if without is None else kept | without)
             for group in range(len(scaled)):
@@ -264,11 +269,21 @@ class CapturedGradients:
         chosen = weights if index is None else weights.index_select(0, index)
         taken: set[int] = set()
         alone = self.groups == 1
-        for use in self._uses.values():
-            names = [name for name, p in use.parameters.items() if alone or self._group_of.get(p, 0) == group]
-            if names:
-                sums = (use if index is None else use.select(index)).weighted_sums(chosen)
-                for name in names:
+        members = [
+            (use, [name for name, p in use.parameters.items() if alone or self._group_of.get(p, 0) == group])
+            for use in self._uses.values()
+        ]
+        small = [(use, name) for use, names in members for name in names if _is_weighed_with_others(use, name)]
+        if len(small) > 1:
+            # First, so that the sums of a layer are complete as soon as its own turn comes.
+            sums = weighted_sums_of_kept([use.memo[name] for use, name in small], chosen, index)
+            for (use, name), value in zip(small, sums, strict=True):
+                _accumulate(into, use.parameters[name], value, taken)
+        for use, names in members:
+            others = [name for name in names if len(small) < 2 or not _is_weighed_with_others(use, name)]
+            if others:
+                sums = (use if index is None else use.select(index)).weighted_sums(others, chosen)
+                for name in others:
                     _accumulate(into, use.parameters[name], sums[name], taken)
             if self._spent and alone:
                 use.saved, use.grads, use.versions, use.memo = (), (), (), {}
@@ -309,6 +324,17 @@ class CapturedGradients:
             )
         for use in self._uses.values():
             use.check_unmodified()
+
+
+# Weighted sums that are those of kept gradients where there are any; a rule of the user's may form them in its own way.
+_WEIGH_KEPT = (LayerRule.weighted_sums, LinearRule.weighted_sums, ConvolutionRule.weighted_sums)
+
+
+def _is_weighed_with_others(use: LayerCall, name: str) -> bool:
+    """Whether a parameter's sum is that of kept gradients which are small."""
+    kept = use.memo.get(name)
+    known = not use.grads or type(use.rule).weighted_sums in _WEIGH_KEPT
+    return kept is not None and known and is_small(kept)
 
 
 def _added(old: Tensor | None, new: Tensor | None) -> Tensor | None:

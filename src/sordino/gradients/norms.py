@@ -12,11 +12,20 @@ from sordino.gradients.numerics import (
     guard_holds,
     is_away,
     is_tracing_graph,
+    joint_squared_norms,
     product_format,
     row_squared_norms,
 )
-from sordino.gradients.rules.base import LayerCall, Rounding, alone_error, chunk_records, sum_error
-from sordino.gradients.rules.linear import GHOST_ROUNDING
+from sordino.gradients.rules.base import (
+    GramRounding,
+    LayerCall,
+    LayerRule,
+    Rounding,
+    alone_error,
+    chunk_records,
+    joint_rounding,
+    sum_error,
+)
 from sordino.shapes import Float
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -51,7 +60,7 @@ def tied_squared_norms(uses: list[LayerCall], shares: list[tuple[str, ...]]) -> 
             total = merged[0].rule.squared_norms(merged[0], together)
             lengths = merged[0].rule.term_lengths(merged[0], together)
             length = (_sum_unit(uses) + _norm_unit(uses)) * lengths
-            return total, Rounding(squares=ghost_rounding(merged[0]), length=length)
+            return total, Rounding(squares=_norm_rounding(merged[0], together), length=length)
     parts = [_of_one_parameter(uses, names) for names in shares]
     squares = torch.stack([rounding.squares for _, rounding in parts]).sum(0)
     length = torch.stack([rounding.length for _, rounding in parts]).square().sum(0).sqrt_()
@@ -77,7 +86,7 @@ def _of_one_parameter(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Fl
     one, other = (use.rule.term_lengths(use, chosen) for use, chosen in read)
     columns = uses[0].parameters[names[0]].shape[-1]
     inner = max((columns + 2 + each.parts) * each.addition + each.formed for each in _products(uses))
-    squares = 2 * inner * one * other + ghost_rounding(first) + ghost_rounding(second)
+    squares = 2 * inner * one * other + sum(_norm_rounding(use, chosen) for use, chosen in read)
     length = _sum_unit(uses) * (one + other)
     sound = total > _CANCELLED * parts
     total += 4 * torch.finfo(torch.float32).eps * parts
@@ -105,13 +114,12 @@ def _norm_unit(uses: list[LayerCall]) -> float:
     return max(alone_error(product, terms, more=len(uses)) for product in _products(uses))
 
 
-def ghost_rounding(use: LayerCall) -> Float[Tensor, " B"]:
-    """What the ghost norms of a use, or of its parts, may lack together."""
-    total = torch.zeros(use.records, dtype=torch.float64, device=use.device)
-    for name, value in use.memo.items():
-        if name.endswith(GHOST_ROUNDING):
-            total += value
-    return total
+def _norm_rounding(use: LayerCall, names: frozenset[str]) -> Float[Tensor, " B"]:
+    """What the norm of a use that was measured for `names` may lack."""
+    rounding = use.rule.rounding(use, names)
+    if rounding is None:
+        return torch.zeros(use.records, dtype=torch.float64, device=use.device)
+    return joint_rounding([rounding]).squares
 
 
 def _merged(uses: list[LayerCall], names: frozenset[str]) -> list[LayerCall]:
@@ -205,14 +213,16 @@ class NormMeasurement:
         """
         gathered = _gathered(uses, group_of)
         # By group; what all layers give is added up in one operation.
-        found: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], [], []))
+        squares: dict[int, list[Tensor]] = defaultdict(list)
+        kept: dict[int, list[Tensor]] = defaultdict(list)
+        roundings: dict[int, list[Rounding | GramRounding]] = defaultdict(list)
         waiting: dict[int, int] = defaultdict(int)
         for _, members, _ in gathered:
             waiting[id(members[0])] += len(members) == 1
         for group, members, shares in gathered:
             if len(members) == 1:
                 names = frozenset([names[0] for names in shares])
-                part = members[0].rule.squared_norms(members[0], names)
+                part = _measured(members[0], names)
                 rounding = members[0].rule.rounding(members[0], names)
                 if note is not None:
                     note(members[0], names)
@@ -221,14 +231,21 @@ class NormMeasurement:
                     members[0].release()
             else:
                 part, rounding = tied_squared_norms(members, shares)
-            found[group][0].append(part)
+            if isinstance(part, Tensor):
+                squares[group].append(part)
+            else:
+                kept[group] += part
             if rounding is not None:
-                found[group][1].append(rounding.squares)
-                found[group][2].append(rounding.length)
-        for group, (squares, lacking, lengths) in found.items():
-            self.squares[group].add_(_total(squares))
-            if lacking:
-                self.add_errors(group, _total(lacking), torch.stack(lengths).square_().sum(0))
+                roundings[group].append(rounding)
+        for group, gradients in kept.items():
+            squares[group].append(joint_squared_norms(gradients))
+        for group, parts in squares.items():
+            self.squares[group].add_(_total(parts))
+        for group, parts in roundings.items():
+            rounding = joint_rounding(parts)
+            self.add_errors(group, rounding.squares, rounding.length.square())
+            # A sum that cancels may be below zero; what it lacks is in its rounding.
+            self.squares[group].clamp_(min=0)
 
     def add_errors(self, group: int, norm_error: Float[Tensor, " B"], sum_error: Float[Tensor, " B"]) -> None:
         """Take in what was rounded in a group."""
@@ -244,6 +261,14 @@ class NormMeasurement:
         # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
         measured = self.squares + self.norm_error
         return measured + 2 * (measured * self.sum_error).sqrt_() + self.sum_error
+
+
+def _measured(use: LayerCall, names: frozenset[str]) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
+    """Squared norms, or the gradients that were kept; a rule of the user's may know its norms in its own way."""
+    rule = use.rule
+    if type(rule).squared_norms is LayerRule.squared_norms:
+        return rule.measure(use, names)
+    return rule.squared_norms(use, names)
 
 
 def _total(parts: list[Float[Tensor, " B"]]) -> Float[Tensor, " B"]:

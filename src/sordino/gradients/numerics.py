@@ -117,8 +117,12 @@ def has_weight(weights: Float[Tensor, "G B"]) -> Bool[Tensor, "G B"]:
 # Entries that are widened to double precision at once, on devices that widen in memory; and on the processor, where
 # fewer operations are faster up to so many.
 _WIDENED, _WIDENED_ON_HOST = 1 << 24, 1 << 14
+# Entries of a tensor up to which it is small, on the processor and away from it.
+_JOINED, _JOINED_AWAY = 1 << 14, 1 << 20
 # A single-precision running sum over 1e7 entries drifts by 7e-4; over a block of this length by at most 2e-7.
 _BLOCK = 256
+
+_HALF = (torch.bfloat16, torch.float16)
 
 _PRODUCTS_ON_CPU = (attrgetter("mkldnn.matmul"), attrgetter("mkldnn.conv"))
 _PRODUCTS_ON_CUDA = (attrgetter("cuda.matmul"), attrgetter("cudnn.conv"))
@@ -128,9 +132,14 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """The common floating type of `tensors`, at least float32."""
     dtype = torch.float32
     for tensor in tensors:
-        if tensor.dtype is not dtype:
+        if tensor.dtype is not dtype and tensor.dtype not in _HALF:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def chunks(rows: Tensor, step: int) -> Sequence[Tensor]:
+    """`rows`, at most `step` in each part."""
+    return (rows,) if len(rows) <= step else rows.split(step)
 
 
 def is_autocast(kind: str) -> bool:
@@ -214,7 +223,7 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
         return _widened(rows)
     if is_away(x) and not is_tracing_graph():
         step = max(1, _WIDENED // rows.shape[1])
-        parts = [_widened(part) for part in rows.split(step)]
+        parts = [_widened(part) for part in chunks(rows, step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     if x.dtype is not torch.float32:
         rows = rows.to(compute_dtype(x))
@@ -235,6 +244,25 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
 
 def _widened(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_()
+
+
+def joint_squared_norms(parts: Sequence[Shaped[Tensor, "B ..."]]) -> Float[Tensor, " B"]:
+    """Sum of squares of each record's entries in all `parts`, of which there is at least one, in float64."""
+    small = [part for part in parts if is_small(part)]
+    if len(small) > 1:
+        parts = [side_by_side(small), *(part for part in parts if not is_small(part))]
+    squares = [row_squared_norms(part) for part in parts]
+    return squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)
+
+
+def is_small(part: Tensor) -> bool:
+    """Whether an operation on `part` takes more time than to copy it beside others, with which it is then done once."""
+    return part.numel() <= (_JOINED_AWAY if is_away(part) else _JOINED)
+
+
+def side_by_side(parts: Sequence[Shaped[Tensor, "B ..."]]) -> Shaped[Tensor, "B n"]:
+    """Each record's entries in all `parts`, one part after the other."""
+    return torch.cat([part.reshape(part.shape[0], -1) for part in parts], dim=1)
 
 
 def _blocked(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
@@ -266,7 +294,6 @@ def _block_length(length: int) -> int:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_HALF = (torch.bfloat16, torch.float16)
 # Bits that TF32 leaves out, and the constant that splits a number so that the first part has the other 11.
 _SPLITTER = float(2**13 + 1)
 # Devices whose products of half precision torch gives in single precision, and the one that has no values.
@@ -363,17 +390,19 @@ def row_products(
 
 
 def weighted_row_products(
-    left: Float[Tensor, "N K m"], right: Float[Tensor, "N K n"], weights: Float[Tensor, " K"], *, kind: str = "matmul"
+    left: Float[Tensor, "N K m"], right: Float[Tensor, "N K n"], weights: Float[Tensor, " R"], *, kind: str = "matmul"
 ) -> Float[Tensor, "N m n"]:
     """``Σ_k weights[k]·left[i, k] ⊗ right[i, k]`` for each i on another device, with sums over a piece of positions.
 
-    The pieces are products of one call, where they are small enough to be held together.
+    The pieces are products of one call, where they are small enough to be held together. Each weight may be that of
+    K/R rows which follow each other.
     """
     rows, piece = left.shape[1], _PIECE_AWAY
     swapped = left.shape[2] > right.shape[2]
     # The weights go to the narrower side.
     narrow, wide = (right, left) if swapped else (left, right)
-    narrow = narrow * weights[:, None]
+    rows_each = rows // max(len(weights), 1)
+    narrow = (narrow.unflatten(1, (len(weights), rows_each)) * weights.view(-1, 1, 1)).flatten(1, 2)
     whole = rows // piece
     step = max(1, _PIECES_AT_ONCE // max(len(left) * left.shape[2] * right.shape[2], 1))
     spans = [(first * piece, min(first + step, whole) * piece) for first in range(0, whole, step)]
@@ -382,24 +411,34 @@ def weighted_row_products(
     for first, last in spans:
         length = min(piece, last - first)
         pieces = (last - first) // length if length else 1
-        a, b = (x[:, first:last].unflatten(1, (pieces, length)) for x in (narrow, wide))
-        part = _weighted(a.flatten(0, 1).transpose(1, 2), b.flatten(0, 1), kind)
-        part = part.unflatten(0, (-1, pieces)).sum(1) if pieces > 1 else part
+        span = (narrow, wide) if last - first == rows else (narrow[:, first:last], wide[:, first:last])
+        a, b = (x.unflatten(1, (pieces, length)).flatten(0, 1) for x in span)
+        # The parts of weighted numbers, side by side, are one matrix.
+        a = _weighted_parts(a, b.dtype)
+        one, other = (b, a.flatten(2)) if swapped else (a.flatten(2), b)
+        if b.dtype is torch.float16:
+            product = _tf32_product(one.transpose(1, 2).float(), other.float())
+        else:
+            product = row_products(one.transpose(1, 2), other, kind=kind)
+        # Those of pieces and parts are added up together: [N, pieces, m, n] with the parts before the narrower side.
+        product = product.unflatten(0, (-1, pieces)).unflatten(3 if swapped else 2, a.shape[2:])
+        of_parts = 3 if swapped else 2
+        several = pieces * product.shape[of_parts] > 1
+        part = product.sum((1, of_parts)) if several else product.squeeze(of_parts).squeeze(1)
         total = part if total is None else total.add_(part)
     assert total is not None
-    return total.transpose(1, 2) if swapped else total
+    return total
 
 
-def _weighted(left: Float[Tensor, "N m k"], right: Float[Tensor, "N k n"], kind: str) -> Float[Tensor, "N m n"]:
-    """The product where `left` has the bits of single precision, whatever `right` has."""
-    if right.dtype is torch.bfloat16:
-        first = left.to(torch.bfloat16)
-        return _wide_product(first, right).add_(_wide_product((left - first).to(torch.bfloat16), right))
-    if right.dtype is torch.float16:
-        first, rest = _two_parts(left)
-        right = right.to(left.dtype)
-        return _tf32_product(first, right).add_(_tf32_product(rest, right))
-    return row_products(left, right, kind=kind)
+def _weighted_parts(x: Float[Tensor, "P K m"], dtype: torch.dtype) -> Float[Tensor, "P K C m"]:
+    """Numbers with the bits of single precision as C parts that a matrix of `dtype` is multiplied with."""
+    if dtype is torch.bfloat16:
+        parts = x.new_empty(*x.shape[:2], 2, x.shape[2], dtype=dtype)
+        first, rest = parts.unbind(2)
+        first.copy_(x)
+        torch.sub(x, first, out=rest)
+        return parts
+    return torch.stack(_two_parts(x), 2) if dtype is torch.float16 else x[:, :, None]
 
 
 def _two_parts(x: Tensor) -> tuple[Tensor, Tensor]:

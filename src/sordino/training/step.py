@@ -361,11 +361,12 @@ class PrivateStep:
         self._keep_loss(now)
         if totals:
             torch._foreach_div_(totals, now.expected_batch_size)  # pyright: ignore[reportPrivateUsage]
-        for parameter, total in zip(self._summed, totals, strict=True):
-            if self._shards is not None:
+        if self._shards is not None:
+            for parameter, total in zip(self._summed, totals, strict=True):
                 self._shards.set_gradient(parameter, total)
-            else:
-                parameter.grad = total.to(parameter.dtype)
+        else:
+            for parameter, gradient in zip(self._summed, _in_dtypes_of(self._summed, totals), strict=True):
+                parameter.grad = gradient
         self._close()
 
     def _keep_loss(self, now: StepPlan) -> None:
@@ -445,3 +446,12 @@ class PrivateStep:
                 self._sums[p] = total
             totals.append(total)
         return totals
+
+
+def _in_dtypes_of(parameters: Sequence[nn.Parameter], totals: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The totals, each in the type of its parameter, by one operation for all."""
+    if all(total.dtype is parameter.dtype for parameter, total in zip(parameters, totals, strict=True)):
+        return totals
+    cast = [torch.empty_like(total, dtype=p.dtype) for p, total in zip(parameters, totals, strict=True)]
+    torch._foreach_copy_(cast, list(totals))  # pyright: ignore[reportPrivateUsage]
+    return cast

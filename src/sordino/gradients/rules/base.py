@@ -8,7 +8,8 @@ Legend of shapes: B records, T positions, d inputs, p outputs.
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,8 +24,10 @@ from sordino.gradients.numerics import (
     compute_dtype,
     is_away,
     is_tracing_graph,
+    joint_squared_norms,
     product_format,
     row_squared_norms,
+    side_by_side,
     transposed_product,
     weighted_row_products,
 )
@@ -200,18 +203,21 @@ def unit(dtype: torch.dtype) -> float:
 
 def additions(positions: int, piece: int = PIECE) -> int:
     """How many roundings a term passes on its way through `weighted_product` over that many positions, at most."""
-    pieces = -(-positions // piece)
     # One addition fewer than there are terms; one rounding for the weight, one for the product.
-    return min(positions, piece + pieces) + 1
+    return min(positions, piece + _pieces(positions, piece)) + 1
+
+
+def _pieces(positions: int, piece: int) -> int:
+    return -(-positions // piece)
 
 
 def sum_error(product: ProductFormat, positions: int, *, more: int = 0) -> float:
     """How far `weighted_product` over that many positions may be off, relative to the lengths of its terms.
 
-    `more` additions follow it.
+    Each piece's product comes in parts, which are added up with those of the others; `more` additions follow.
     """
-    rounds = additions(positions, product.piece) + product.parts - 1 + more
-    return rounds * product.addition + product.weighted
+    added = (product.parts - 1) * max(1, _pieces(positions, product.piece))
+    return (additions(positions, product.piece) + added + more) * product.addition + product.weighted
 
 
 def alone_error(product: ProductFormat, positions: int, *, more: int = 0) -> float:
@@ -221,14 +227,17 @@ def alone_error(product: ProductFormat, positions: int, *, more: int = 0) -> flo
 
 
 def weighted_product(
-    left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Float[Tensor, " K"]
+    left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Float[Tensor, " R"]
 ) -> Float[Tensor, "m n"]:
     """``Σ_k weights[k] · left[k] ⊗ right[k]`` with sums over at most a piece of positions, whose results are added.
 
-    What a library does inside a product isn't known; what it can do wrong in so many additions is.
+    What a library does inside a product isn't known; what it can do wrong in so many additions is. Each weight may be
+    that of K/R rows which follow each other.
     """
     if is_away(left) and not is_tracing_graph():
         return weighted_row_products(left[None], right[None], weights)[0]
+    if len(weights) < len(left):
+        weights = weights.repeat_interleave(len(left) // len(weights))
     if 0 < len(left) <= PIECE:
         return _piece(left, right, weights[:, None])
     total: Tensor | None = None
@@ -245,54 +254,136 @@ def _piece(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Flo
     return transposed_product(left * weights, right)
 
 
-def gram_rounding(
-    first: Float[Tensor, "B T T"],
-    second: Float[Tensor, "B T T"],
-    product: ProductFormat,
-    *,
-    inputs: int,
-    outputs: int,
-) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """What the rounding of ``n² = Σ_{s,t} first[s,t]·second[s,t]`` depends on.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GramTerms:
+    """What the rounding of ``n² = Σ_{s,t} α_st·γ_st`` depends on, with ``α_st = ⟨a_s, a_t⟩`` and ``γ_st = ⟨g_s, g_t⟩``.
 
-    An entry of `first` is an inner product over `inputs` numbers: its error is at most `inputs` roundings of the
-    product of the two lengths and what its `product` loses besides, and the other matrix says how much that counts:
-    with lengths a and the other matrix γ together ``Σ_{s,t} a_s a_t |γ_st| ≤ Σ_t a_t² · ‖γ‖``.
+    Args:
+        squares: ``|a_t|²`` and ``|g_t|²``.
+        norms: ‖α‖ and ‖γ‖.
+        product: how inner products are taken.
+        inputs: how many products an entry of α adds up.
+        outputs: the same of γ.
+    """
+
+    squares: Float[Tensor, "B 2 T"]
+    norms: tuple[Float[Tensor, " B"], Float[Tensor, " B"]]
+    product: ProductFormat
+    inputs: int
+    outputs: int
+
+    @staticmethod
+    def of(
+        first: Float[Tensor, "B T T"],
+        second: Float[Tensor, "B T T"],
+        product: ProductFormat,
+        *,
+        inputs: int,
+        outputs: int,
+    ) -> "GramTerms":
+        """Those of the two matrices."""
+        squares = torch.stack([products.diagonal(dim1=1, dim2=2) for products in (first, second)], dim=1)
+        norms = _matrix_norm(first), _matrix_norm(second)
+        return GramTerms(squares=squares, norms=norms, product=product, inputs=inputs, outputs=outputs)
+
+    @property
+    def constants(self) -> tuple[object, ...]:
+        """What terms must share to be computed together."""
+        return self.squares.shape, self.squares.dtype, self.product, self.inputs, self.outputs
+
+
+def gram_rounding(
+    terms: Sequence[GramTerms],
+) -> tuple[Float[Tensor, "L B"], Float[Tensor, "L B"], Float[Tensor, "L B"]]:
+    """What the rounding of the ghost norms of L layers depends on, whose `GramTerms` have the same constants.
+
+    An entry of α is an inner product over `inputs` numbers: its error is at most `inputs` roundings of the product of
+    the two lengths and what its `product` loses besides, and the other matrix says how much that counts: with lengths a
+    and the other matrix γ together ``Σ_{s,t} a_s a_t |γ_st| ≤ Σ_t a_t² · ‖γ‖``.
 
     Returns:
-        Per record a bound on what n² may lack, the terms' lengths ``Σ_t a_t g_t``, and ``Σ_t a_t² g_t²``.
+        Per layer and record a bound on what n² may lack, the terms' lengths ``Σ_t a_t g_t``, and ``Σ_t a_t² g_t²``.
     """
-    tiny = torch.finfo(first.dtype).tiny
+    product, inputs, outputs = terms[0].product, terms[0].inputs, terms[0].outputs
     of_inputs, of_outputs = (
         (length + 2 + product.parts) * product.addition + product.formed for length in (inputs, outputs)
     )
-    # Both matrices at once, for each operation takes its time on another device: [2, B, T].
-    squares = torch.stack([products.diagonal(dim1=1, dim2=2) for products in (first, second)]).double().clamp_(min=0)
-    sums = squares.sum(2)
-    norms = _matrix_norms(first, second, sums * (1 + 4 * max(of_inputs, of_outputs)))
+    # All layers and both matrices at once, for each operation takes its time on another device: [L, B, 2, T].
+    squares = terms[0].squares[None] if len(terms) == 1 else torch.stack([each.squares for each in terms])
+    squares = squares.to(torch.float64, copy=True).clamp_(min=0)
+    sums = squares.sum(3)
+    norms = (
+        torch.stack([norm for each in terms for norm in each.norms]).double().view(len(terms), 2, -1).transpose(1, 2)
+    )
+    if is_away(norms) and not is_tracing_graph():
+        norms = _raised(norms, sums * (1 + 4 * max(of_inputs, of_outputs)), squares.shape[3])
     # One rounding more for the product of the entries; results below the smallest number are lost whole.
-    of_first, of_second = (norms.flip(0) * sums).unbind()
+    of_first, of_second = (norms.flip(2) * sums).unbind(2)
     lacking = (of_inputs * of_first).add_(of_second, alpha=of_outputs)
-    scale = squares.prod(0).sum(1)
+    scale = squares.prod(2).sum(2)
     lengths = squares.sqrt_()
-    lost_first, lost_second = lengths.sum(2).square_().unbind()
+    lost_first, lost_second = lengths.sum(3).square_().unbind(2)
+    tiny = torch.finfo(terms[0].squares.dtype).tiny
     lacking.add_(lost_first, alpha=tiny * outputs).add_(lost_second, alpha=tiny * inputs)
-    return lacking, lengths.prod(0).sum(1), scale
+    return lacking, lengths.prod(2).sum(2), scale
 
 
-def _matrix_norms(
-    first: Float[Tensor, "B T T"], second: Float[Tensor, "B T T"], most: Float[Tensor, "2 B"]
-) -> Float[Tensor, "2 B"]:
-    """The norm of each record's matrices, in float64; away from the processor a little more.
+def _matrix_norm(products: Float[Tensor, "B T T"]) -> Float[Tensor, " B"]:
+    """The norm of each record's matrix, in float64; away from the processor in the matrix's type, see `_raised`."""
+    if not is_away(products) or is_tracing_graph():
+        return row_squared_norms(products).sqrt_()
+    return torch.linalg.vector_norm(products, dim=(1, 2))
 
-    There squares are taken in single precision: a sum along a tree is off by far less than 2⁻¹⁶, and an entry whose
-    square is below the smallest number counts as 2⁻⁶³. Where squares leave the range of single precision, the norm is
-    at most the sum of the diagonal, with its rounding: `most`.
+
+def _raised(norms: Float[Tensor, "L B 2"], most: Float[Tensor, "L B 2"], positions: int) -> Float[Tensor, "L B 2"]:
+    """Norms whose squares were taken in single precision, a little larger.
+
+    A sum along a tree is off by far less than 2⁻¹⁶, and an entry whose square is below the smallest number counts as
+    2⁻⁶³. Where squares leave the range of single precision, the norm is at most the sum of the diagonal, with its
+    rounding: `most`.
     """
-    if not is_away(first) or is_tracing_graph():
-        return torch.stack([row_squared_norms(products) for products in (first, second)]).sqrt_()
-    norms = torch.stack([torch.linalg.vector_norm(products, dim=(1, 2)) for products in (first, second)]).double()
-    return torch.minimum(norms.mul_(1 + 2.0**-16).add_(first.shape[1] * 2.0**-63), most)
+    return torch.minimum(norms.mul_(1 + 2.0**-16).add_(positions * 2.0**-63), most)
+
+
+# What a ghost norm is raised by, in single-precision epsilons of the squared position norms: the usual rounding.
+_GRAM_ROUNDING = 4.0
+
+
+def usual_gram_rounding(scale: Float[Tensor, "*B"], dtype: torch.dtype) -> Float[Tensor, "*B"]:
+    """What a ghost norm is raised by for the usual rounding; `scale` is ``Σ_t a_t² g_t²``."""
+    return _GRAM_ROUNDING * torch.finfo(dtype).eps * scale
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GramRounding:
+    """The `Rounding` of a ghost norm that was left to be computed together with others.
+
+    Args:
+        terms: of its matrices.
+        error: how far the computed sum may be off, relative to the lengths of the terms.
+    """
+
+    terms: GramTerms
+    error: float
+
+
+def joint_rounding(roundings: Sequence[Rounding | GramRounding]) -> Rounding:
+    """That of several uses of different parameters, of which there is at least one."""
+    alike: dict[object, list[GramRounding]] = defaultdict(list)
+    parts: list[Rounding] = []
+    for each in roundings:
+        if isinstance(each, Rounding):
+            parts.append(each)
+        else:
+            alike[each.terms.constants, each.error].append(each)
+    for group in alike.values():
+        lacking, lengths, scale = gram_rounding([each.terms for each in group])
+        lacking += usual_gram_rounding(scale, group[0].terms.squares.dtype)
+        parts.append(Rounding(squares=lacking.sum(0), length=group[0].error * lengths.square_().sum(0).sqrt_()))
+    if len(parts) == 1:
+        return parts[0]
+    squares = torch.stack([part.squares for part in parts]).sum(0)
+    return Rounding(squares=squares, length=torch.stack([part.length for part in parts]).square_().sum(0).sqrt_())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -422,7 +513,8 @@ class LayerCall:
         saved: what `rule.save` kept.
         grads: gradient at each output; None where no gradient arrived.
         context: what else the rule needs (never a tensor that depends on records).
-        memo: intermediate results that a rule keeps between norms and sums.
+        memo: intermediate results that a rule keeps between norms and sums; under a parameter's name its gradient of
+            each record, whose weighted sum is then the parameter's.
         low_memory: whether rules spare memory, at the price of time.
         timings: where the fastest kernels are measured and kept; None takes the cost model's.
     """
@@ -474,11 +566,11 @@ class LayerCall:
         if self.memo.keys() >= self.parameters.keys():
             self.saved, self.grads, self.versions = (), (), ()
 
-    def weighted_sums(self, weights: Float[Tensor, " B"]) -> dict[str, Tensor]:
-        """``Σ_b weights[b] · gradient[b]`` for each captured parameter."""
+    def weighted_sums(self, names: Sequence[str], weights: Float[Tensor, " B"]) -> dict[str, Tensor]:
+        """``Σ_b weights[b] · gradient[b]`` for each of the captured parameters `names`."""
         if not self.grads:
-            return {name: weighted_sum(self.memo[name], weights) for name in self.parameters}
-        return self.rule.weighted_sums(self, self.parameters, weights)
+            return {name: weighted_sum(self.memo[name], weights) for name in names}
+        return self.rule.weighted_sums(self, names, weights)
 
     def check_unmodified(self) -> None:
         """Refuse when a kept tensor was modified in place since the backward pass.
@@ -530,11 +622,24 @@ class LayerRule:
 
     def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared gradient norm over the parameters `names`, in float64."""
-        total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        measured = self.measure(use, names)
+        if isinstance(measured, Tensor):
+            return measured
+        if not measured:
+            return torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        return joint_squared_norms(measured)
+
+    def measure(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
+        """What `squared_norms` gives, or the gradients that were kept for the sum, whose squares are then added up."""
         for name in names:
             use.memo[name] = self.per_record_gradient(use, name)
-            total += row_squared_norms(use.memo[name])
-        return total
+        return [use.memo[name] for name in names]
+
+    @property
+    def measures_kept_gradients(self) -> bool:
+        """Whether every gradient per record is kept, and the norm is theirs."""
+        own = type(self)
+        return own.squared_norms is LayerRule.squared_norms and own.measure is LayerRule.measure
 
     def weighted_sums(
         self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
@@ -546,7 +651,7 @@ class LayerRule:
             sums[name] = weighted_sum(self.per_record_gradient(use, name) if stored is None else stored, weights)
         return sums
 
-    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:  # noqa: ARG002
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | GramRounding | None:  # noqa: ARG002
         """How far `weighted_sums` may be from what `squared_norms` measured; read after the norms.
 
         None where the very gradients that were measured are weighed and added. A rule that computes its norms or its
@@ -589,6 +694,22 @@ def weighted_sum(per_example: Float[Tensor, "B *shape"], weights: Float[Tensor, 
     rows = per_example.flatten(1) if per_example.dim() > 1 else per_example[:, None]
     dtype = compute_dtype(rows)
     return (weights.to(dtype) @ rows.to(dtype)).view(per_example.shape[1:])
+
+
+def weighted_sums_of_kept(
+    kept: Sequence[Float[Tensor, "B ..."]], weights: Float[Tensor, " b"], index: Tensor | None = None
+) -> list[Tensor]:
+    """``Σ_b weights[b] · gradients[b]`` of each of the `kept` gradients, in one product; they should be small.
+
+    Of the records `index` alone, where it is given.
+    """
+    rows = side_by_side(kept)
+    together = weighted_sum(rows if index is None else rows.index_select(0, index), weights)
+    # Each in memory of its own, as later sums are added to it.
+    sums = [together.new_empty(part.shape[1:]) for part in kept]
+    flat = [value.view(-1) for value in sums]
+    torch._foreach_copy_(flat, together.split([len(each) for each in flat]))  # pyright: ignore[reportPrivateUsage]
+    return sums
 
 
 def only_input(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:

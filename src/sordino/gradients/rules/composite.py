@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from sordino.gradients.numerics import compute_dtype, row_squared_norms, storage_number
 from sordino.gradients.rules.base import (
     CHUNK_ENTRIES,
+    GramRounding,
     LayerCall,
     LayerRule,
     Rounding,
     alone_error,
     chunk_records,
+    joint_rounding,
     sum_error,
     weighted_sum,
 )
-from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, SharedBias, num_positions
+from sordino.gradients.rules.linear import GHOST_MEMO, LinearRule, SharedBias, num_positions
 from sordino.shapes import Float
 
 Rows = tuple[int, int] | None
@@ -118,20 +120,17 @@ class LinearMapsRule(LayerRule):
     def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
         """The linear rule's for each part; where rows repeat, that of all the terms in them."""
         repeated = _repeated(_parts(use)) & set(names)
-        squares, apart = (torch.zeros(use.records, dtype=torch.float64, device=use.device) for _ in range(2))
-        for one in _read_uses(use, set(names) - repeated):
-            part = _LINEAR.rounding(one, frozenset(one.parameters))
-            if part is not None:
-                squares += part.squares
-                apart += part.length.square()
+        parts = [_LINEAR.rounding(one, frozenset(one.parameters)) for one in _read_uses(use, set(names) - repeated)]
+        parts = [part for part in parts if part is not None]
         if repeated:
             terms, error = self.terms(use), 0.0
             for one in _read_uses(use, repeated):
                 product = one.product
                 both = sum_error(product, use.records * terms, more=len(use.grads)) + alone_error(product, terms)
                 error = max(error, both)
-            apart += (error * self.term_lengths(use, repeated)).square()
-        return Rounding(squares=squares, length=apart.sqrt_())
+            lengths = error * self.term_lengths(use, repeated)
+            parts.append(Rounding(squares=torch.zeros_like(lengths), length=lengths))
+        return joint_rounding(parts) if parts else None
 
     def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """The parts' together, as if all of them were added up."""
@@ -244,7 +243,7 @@ def _read_uses(use: LayerCall, names: set[str]) -> list[LayerCall]:
         joined = _joined_use(use, i, names)
         one = _linear_use(use, i, names) if joined is None else joined
         if one is not None and one.parameters:
-            kept = {key: use.memo[f"{i}.{key}"] for key in (GHOST_ROUNDING, GHOST_LENGTHS) if f"{i}.{key}" in use.memo}
+            kept = {key: use.memo[f"{i}.{key}"] for key in GHOST_MEMO if f"{i}.{key}" in use.memo}
             uses.append(replace(one, memo=one.memo | kept))
         i += 1 if joined is None else 2
     return uses
@@ -491,7 +490,7 @@ class _DerivedRule(GradientsRule):
         use.memo.update({_PREFIX + key: value for key, value in inner.memo.items()})
         return total
 
-    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | GramRounding | None:
         """The rule's own; none where kept gradients are weighed."""
         chosen = _keys(use, names)
         inner, context = _inner(use)

@@ -4,7 +4,7 @@ Per record the weight gradient is ``G^T A`` over T positions. With T = 1 its nor
 cost model picks a kernel. Legend: A = inputs [B, T, d], G = output gradients [B, T, p].
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from sordino.gradients.numerics import (
     ProductFormat,
+    chunks,
     compute_dtype,
     grams,
     guard_holds,
     is_away,
     is_tracing_graph,
+    joint_squared_norms,
     per_record_product,
     product_format,
     product_operands,
@@ -25,6 +27,8 @@ from sordino.gradients.numerics import (
 )
 from sordino.gradients.rules.base import (
     TIMED_RECORDS,
+    GramRounding,
+    GramTerms,
     Kernel,
     LayerCall,
     LayerRule,
@@ -36,16 +40,17 @@ from sordino.gradients.rules.base import (
     kernel_costs,
     layer_rule,
     sum_error,
+    usual_gram_rounding,
     weighted_product,
     weighted_sum,
 )
 from sordino.shapes import Float
 
-# Names in a use's memo, which no parameter has: the allowance of a ghost norm and the lengths of its terms.
+# Names in a use's memo, which no parameter has: the allowance of a ghost norm and the lengths of its terms, or what
+# they are computed from together with those of other layers.
 GHOST_ROUNDING, GHOST_LENGTHS = "rounding of the ghost norm", "lengths of the terms"
-
-# What a ghost norm is raised by, in single-precision epsilons of the squared position norms: the usual rounding.
-_GRAM_ROUNDING = 4.0
+_SQUARES, _NORM_OF_INPUTS, _NORM_OF_GRADS = "squares of the positions", "norm of the inputs", "norm of the gradients"
+GHOST_MEMO = (GHOST_ROUNDING, GHOST_LENGTHS, _SQUARES, _NORM_OF_INPUTS, _NORM_OF_GRADS)
 # A ghost norm this far below the sum of squared position norms has cancelled and is recomputed.
 _CANCELLED = 0.05
 
@@ -64,8 +69,8 @@ class LinearRule(LayerRule):
     # Whether the weight has the shape (inputs, outputs).
     is_transposed: ClassVar[bool] = False
 
-    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
-        """Each record's squared norm over weight and bias, as far as they are in `names`."""
+    def measure(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
+        """Each record's squared norm over weight and bias, as far as they are in `names`, or what was kept of them."""
         inputs, grads = product_operands(use.saved[0], use.grad)
         if inputs.shape[:-1].numel() == use.records:
             total = row_squared_norms(grads)
@@ -75,8 +80,9 @@ class LinearRule(LayerRule):
             return total
         inputs, grads = num_positions(use)
         if "weight" not in names:
-            return super().squared_norms(use, names)
-        return _matrix_squared_norms(use, inputs, grads, biases=_biases(use, names), transposed=self.is_transposed)
+            use.memo["bias"] = _over_positions(grads)
+            return [use.memo["bias"]] * _biases(use, names)
+        return _measured(use, inputs, grads, biases=_biases(use, names), transposed=self.is_transposed)
 
     def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
@@ -99,24 +105,29 @@ class LinearRule(LayerRule):
             inputs, grads = inputs.transpose(0, 1), grads.transpose(0, 1)
         rows_a, rows_g = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in (inputs, grads)]
         positions = rows_g.shape[0] // use.records
-        per_row = weights if positions == 1 else _for_rows(weights, positions, time_first=time_first)
+        if time_first:
+            weights_of_rows = weights.repeat(positions)
+        else:
+            one_each = positions == 1 or is_away(rows_g)
+            weights_of_rows = weights if one_each else weights.repeat_interleave(positions)
         for name in names:
             if name in use.memo:
                 sums[name] = weighted_sum(use.memo[name], weights)
             elif name == "weight":
                 left, right = (rows_a, rows_g) if self.is_transposed else (rows_g, rows_a)
-                sums[name] = weighted_product(left, right, per_row)
+                sums[name] = weighted_product(left, right, weights_of_rows)
             elif positions == 1:
                 # A record of one position is one term: it has no partial sums that could be longer than its gradient.
-                sums[name] = per_row @ rows_g.to(per_row.dtype)
+                sums[name] = weights @ rows_g.to(weights.dtype)
             elif is_away(rows_g) and not is_tracing_graph():
                 alone = grads.reshape(-1, use.records, grads.shape[-1]) if time_first else _positions(grads)
                 sums[name] = weights @ _over_positions(alone.transpose(0, 1) if time_first else alone)
             else:
-                sums[name] = weighted_product(rows_g, rows_g.new_ones(1).expand(len(rows_g), 1), per_row)[:, 0]
+                ones = rows_g.new_ones(1).expand(len(rows_g), 1)
+                sums[name] = weighted_product(rows_g, ones, weights_of_rows)[:, 0]
         return sums
 
-    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | GramRounding | None:
         """One product for the sum, and for a norm that was not a ghost norm one more product per record."""
         positions, product = self.terms(use), use.product
         missing = set(names) - use.memo.keys()
@@ -126,6 +137,9 @@ class LinearRule(LayerRule):
         if product.away:
             # Biases are added up over a record's positions, then over records.
             error = max(error, (positions + use.records + 2) * product.addition)
+        terms = _gram_terms(use, _biases(use, names))
+        if terms is not None:
+            return GramRounding(terms=terms, error=error)
         squares = use.memo.get(GHOST_ROUNDING)
         if squares is None:
             error += alone_error(product, positions) if positions > 1 else 0
@@ -142,6 +156,9 @@ class LinearRule(LayerRule):
         if known is not None:
             return known
         names = set(names)
+        terms = _gram_terms(use, _biases(use, names))
+        if terms is not None:
+            return gram_rounding([terms])[1][0]
         inputs = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
         seen, grads = product_operands(use.saved[0], use.grad)
         if "weight" in names:
@@ -165,10 +182,6 @@ def _biases(use: LayerCall, names: Iterable[str]) -> int:
     if "bias" not in names:
         return 0
     return use.context.count if isinstance(use.context, SharedBias) else 1
-
-
-def _for_rows(weights: Float[Tensor, " B"], positions: int, *, time_first: bool) -> Float[Tensor, " BT"]:
-    return weights.repeat(positions) if time_first else weights.repeat_interleave(positions)
 
 
 def num_positions(use: LayerCall) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
@@ -209,12 +222,13 @@ def _weight_gradients(
     return matrix_per_record_gradient(grads, inputs) if transposed else matrix_per_record_gradient(inputs, grads)
 
 
-def _matrix_squared_norms(
+def _measured(
     use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int, transposed: bool
-) -> Float[Tensor, " B"]:
+) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
     """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` for each of the `biases`.
 
-    The stored kernel leaves its per-record gradients in ``use.memo``, the ghost kernel what its rounding depends on.
+    The stored kernel gives its per-record gradients, which are in ``use.memo``, too; the ghost kernel leaves there what
+    its rounding depends on.
     """
     kernel = _kernel(use, inputs, grads, biases)
     return _by_kernel(kernel, use, inputs, grads, biases=biases, transposed=transposed)
@@ -248,24 +262,24 @@ def _by_kernel(
     *,
     biases: int,
     transposed: bool = False,
-) -> Float[Tensor, " B"]:
+) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
     if kernel == "ghost":
         return _ghost(use, inputs, grads, biases=biases)
-    total = torch.zeros(len(inputs), dtype=torch.float64, device=grads.device)
     if biases:
         use.memo["bias"] = _over_positions(grads)
-        total += biases * row_squared_norms(use.memo["bias"])
+    of_biases = [use.memo["bias"]] * biases if biases else []
     if kernel == "stored":
         use.memo["weight"] = _weight_gradients(inputs, grads, transposed=transposed)
-        return total + row_squared_norms(use.memo["weight"])
-    return total + _norm_only(inputs, grads)
+        return [use.memo["weight"], *of_biases]
+    total = _norm_only(inputs, grads)
+    return total.add_(joint_squared_norms(of_biases)) if of_biases else total
 
 
 def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[2] * grads.shape[2], away=is_away(grads))
     parts = [
         row_squared_norms(matrix_per_record_gradient(a, g))
-        for a, g in zip(inputs.split(step), grads.split(step), strict=True)
+        for a, g in zip(chunks(inputs, step), chunks(grads, step), strict=True)
     ]
     return torch.cat(parts)
 
@@ -275,11 +289,19 @@ def _ghost(
 ) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2, away=is_away(grads))
     product = product_format(inputs, grads)
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for a, g in zip(inputs.split(step), grads.split(step), strict=True):
+    waits = is_away(grads) and not is_tracing_graph()
+    if waits and biases:
+        use.memo["bias"] = _over_positions(grads)
+    parts: list[tuple[Tensor, ...]] = []
+    for a, g in zip(chunks(inputs, step), chunks(grads, step), strict=True):
         products = grams(a)
         if biases:
             products += biases
+        if waits:
+            own = grams(g)
+            terms = GramTerms.of(products, own, product, inputs=a.shape[2] + biases, outputs=g.shape[2])
+            parts.append((products.mul_(own).sum((1, 2), dtype=torch.float64), terms.squares, *terms.norms))
+            continue
 
         def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
             a, g = a.index_select(0, index).double(), g.index_select(0, index).double()
@@ -288,16 +310,28 @@ def _ghost(
             return total + biases * row_squared_norms(g.sum(1)), lengths.sqrt_()
 
         parts.append(ghost_sum(products, g, exact, product, inputs=a.shape[2] + biases))
-    return keep_ghost(use, parts)
+    return keep_ghost(use, parts, GHOST_MEMO[2:] if waits else GHOST_MEMO[:2])
 
 
-def keep_ghost(use: LayerCall, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Float[Tensor, " B"]:
-    """The squared norms out of what `ghost_sum` gave for each chunk; the rest stays in the use's memo."""
+def keep_ghost(
+    use: LayerCall, parts: Sequence[tuple[Tensor, ...]], names: Sequence[str] = GHOST_MEMO[:2]
+) -> Float[Tensor, " B"]:
+    """The squared norms out of what `ghost_sum` gave for each chunk; the rest stays in the use's memo, by `names`."""
     if not parts:
         return torch.zeros(0, dtype=torch.float64, device=use.grad.device)
-    joined = parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
-    total, use.memo[GHOST_ROUNDING], use.memo[GHOST_LENGTHS] = joined
+    total, *kept = parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
+    use.memo.update(zip(names, kept, strict=True))
     return total
+
+
+def _gram_terms(use: LayerCall, biases: int) -> GramTerms | None:
+    """What the rounding of the use's ghost norm depends on, where it was left to be computed with others'."""
+    squares = use.memo.get(_SQUARES)
+    if squares is None:
+        return None
+    norms = use.memo[_NORM_OF_INPUTS], use.memo[_NORM_OF_GRADS]
+    inputs, outputs = use.saved[0].shape[-1] + biases, use.grad.shape[-1]
+    return GramTerms(squares=squares, norms=norms, product=use.product, inputs=inputs, outputs=outputs)
 
 
 def ghost_sum(
@@ -328,9 +362,10 @@ def ghost_sum(
         Per record the squared norm, how much more the true one can be, and ``Σ_t |a_t||g_t|``.
     """
     own = grams(grads, kind=kind)
-    squares, lengths, scale = gram_rounding(products, own, product, inputs=inputs, outputs=grads.shape[2])
+    terms = GramTerms.of(products, own, product, inputs=inputs, outputs=grads.shape[2])
+    squares, lengths, scale = (of_layers[0] for of_layers in gram_rounding([terms]))
     products *= own
-    total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(own.dtype).eps * scale
+    total = products.sum((1, 2), dtype=torch.float64) + usual_gram_rounding(scale, own.dtype)
     if is_away(total) and not is_tracing_graph():
         return total.clamp_(min=0), squares, lengths
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)

@@ -47,18 +47,20 @@ class LayerNormRule(LayerRule):
     def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """Sum over the positions in front of the normalized dimensions."""
         trailing = len(getattr(use.module, "normalized_shape", ()))
-        grads = use.grad.to(compute_dtype(use.grad))
+        grads, dtype = use.grad, compute_dtype(use.grad)
         if name == "weight":
-            grads = grads * self.normalized(use, tuple(range(-trailing, 0)))
+            # Half precision is widened on the way, without a copy.
+            grads = self.normalized(use, tuple(range(-trailing, 0))).mul_(grads)
         between = tuple(range(1, grads.dim() - trailing))
-        return grads.sum(between) if between else grads
+        return grads.sum(between, dtype=dtype) if between else grads.to(dtype)
 
     def normalized(self, use: LayerCall, dims: tuple[int, ...]) -> Float[Tensor, "B *shape"]:
         """The normalized input x̂."""
-        x = use.saved[0].to(compute_dtype(use.saved[0]))
+        x, dtype = use.saved[0], compute_dtype(use.saved[0])
         if len(use.saved) == 3:
-            mean, reciprocal = (statistic.to(x.dtype) for statistic in use.saved[1:])
+            mean, reciprocal = (statistic.to(dtype) for statistic in use.saved[1:])
         else:
+            x = x.to(dtype)
             variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
             reciprocal = (variance + _epsilon(use.module, x)).rsqrt()
         return torch.addcmul(-mean * reciprocal, x, reciprocal)
