@@ -43,7 +43,8 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        places = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
+        # For each record, as for `Logits`.
+        places = torch.arange(ids_BT.shape[1], device=ids_BT.device).repeat(len(ids_BT), 1)
         hidden = self.norm(self.blocks(self.embed(ids_BT) + self.place(places)))
         return self.head(hidden if self.causal else hidden[:, 0])
 

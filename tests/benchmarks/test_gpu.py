@@ -76,6 +76,39 @@ def test_the_noise_is_normal_and_another_spread_is_seen(gpu, monkeypatch):
     assert abs(gpu.noise("cpu", 200_000)["variance"]) > 20
 
 
+def test_every_part_runs_with_the_processor_in_the_place_of_a_card(gpu, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--results", str(tmp_path)])
+    gpu.main()
+    assert numerics._HOST == "cpu"
+    kept = json.loads((tmp_path / "gpu-cpu.json").read_text())
+    assert json.dumps(kept["table"][-1]) in capsys.readouterr().out
+    assert all(row["right"] for row in kept["exactness"])
+    assert kept["noise"]["kernel"] is None
+    conformance = kept["conformance"]
+    assert conformance["failed"] == {}
+    assert 0 < conformance["right"] <= conformance["tried"] <= conformance["cases"]
+    assert [row["model"] for row in kept["table"]] == [model.name for model in gpu.MODELS]
+    for row in kept["table"]:
+        assert row["private"]["ms"] / row["plain"]["ms"] == row["ratio"] > 0
+
+
+def test_a_model_that_fails_is_named_and_the_others_are_measured(gpu, monkeypatch):
+    def fails(case):
+        if case.name.startswith("ViT"):
+            raise RuntimeError("no memory left")
+        return lambda: None
+
+    monkeypatch.setattr(gpu, "private_step", fails)
+    monkeypatch.setattr(gpu, "peers", dict)
+    rows = gpu.table("cpu", float("inf"), gpu.models(tiny=True)[2:4])
+    assert rows[0]["private"] == "RuntimeError: no memory left"
+    assert "ratio" not in rows[0]
+    assert rows[1]["private"]["ms"] > 0
+    # Nothing is begun when time is over.
+    (row,) = gpu.table("cpu", 0.0, gpu.models(tiny=True)[:1])
+    assert row["plain"] == row["private"] == "no time left"
+
+
 @pytest.mark.slow
 def test_the_script_runs_dry_and_keeps_what_it_counted(tmp_path):
     subprocess.run(

@@ -248,7 +248,8 @@ def _widened(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
 
 def joint_squared_norms(parts: Sequence[Shaped[Tensor, "B ..."]]) -> Float[Tensor, " B"]:
     """Sum of squares of each record's entries in all `parts`, of which there is at least one, in float64."""
-    small = [part for part in parts if is_small(part)]
+    # On the processor sums of blocks are in single precision: their rounding should not depend on the other parts.
+    small = [part for part in parts if is_small(part)] if is_away(parts[0]) else []
     if len(small) > 1:
         parts = [side_by_side(small), *(part for part in parts if not is_small(part))]
     squares = [row_squared_norms(part) for part in parts]

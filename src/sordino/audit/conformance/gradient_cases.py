@@ -92,7 +92,7 @@ class _Counting(nn.Module):
 
 def _contrast(model: nn.Module, batch: Batch) -> Tensor:
     z = F.normalize(model(batch[0]), dim=1)
-    return F.cross_entropy(z @ z.T, torch.arange(len(z)))
+    return F.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device))
 
 
 def _mixup(model: nn.Module, batch: Batch) -> Tensor:
@@ -137,7 +137,7 @@ def _above_mean(x: Tensor) -> Tensor:
 
 
 def _labels_from_outside(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch[0]), torch.arange(len(batch[0])) % 3)
+    return F.cross_entropy(model(batch[0]), torch.arange(len(batch[0]), device=batch[0].device) % 3)
 
 
 _SIGNS = [1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0]
@@ -159,12 +159,12 @@ _coupled("a masked mean over the batch", _language_model, _masked, _TOKENS)
 _coupled(
     "weights that follow from the position in the batch",
     _three,
-    _weighted_by(lambda x: (1 - 2 * (torch.arange(8) % 2))[: len(x)]),
+    _weighted_by(lambda x: (1 - 2 * (torch.arange(8, device=x.device) % 2))[: len(x)]),
 )
 _coupled(
     "weights from outside, one for each position in the batch",
     _three,
-    _weighted_by(lambda x: torch.tensor(_SIGNS[: len(x)])),
+    _weighted_by(lambda x: torch.tensor(_SIGNS[: len(x)], device=x.device)),
 )
 _coupled("labels that follow from the position in the batch", _three, _labels_from_outside)
 _coupled("weights computed from the whole batch", _three, _weighted_by(_above_mean), _EXTREME)
@@ -302,7 +302,7 @@ class _Positions(nn.Module):
         self.words, self.positions, self.head = nn.Embedding(9, 6), nn.Embedding(4, 6), nn.Linear(6, 9)
 
     def forward(self, ids: Tensor) -> Tensor:
-        row = torch.arange(ids.shape[1])[None]
+        row = torch.arange(ids.shape[1], device=ids.device)[None]
         return self.head(torch.tanh(self.words(ids) + self.positions(row)))
 
 
@@ -485,7 +485,7 @@ class _Noisy(nn.Module):
 
 
 def _in_loop(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x * torch.bernoulli(torch.full(x.shape, 0.5)))
+    return model(x * torch.bernoulli(torch.full(x.shape, 0.5, device=x.device)))
 
 
 def _drawn(sentence: str, build: Callable[[], nn.Module], call: Callable[[nn.Module, Tensor], Tensor]) -> None:
