@@ -273,14 +273,16 @@ class CapturedGradients:
             (use, [name for name, p in use.parameters.items() if alone or self._group_of.get(p, 0) == group])
             for use in self._uses.values()
         ]
-        small = [(use, name) for use, names in members for name in names if _is_weighed_with_others(use, name)]
+        small = [
+            (use, name) for use, names in members if use.memo for name in names if _is_weighed_with_others(use, name)
+        ]
         if len(small) > 1:
             # First, so that the sums of a layer are complete as soon as its own turn comes.
             sums = weighted_sums_of_kept([use.memo[name] for use, name in small], chosen, index)
             for (use, name), value in zip(small, sums, strict=True):
                 _accumulate(into, use.parameters[name], value, taken)
         for use, names in members:
-            others = [name for name in names if len(small) < 2 or not _is_weighed_with_others(use, name)]
+            others = names if len(small) < 2 else [name for name in names if not _is_weighed_with_others(use, name)]
             if others:
                 sums = (use if index is None else use.select(index)).weighted_sums(others, chosen)
                 for name in others:

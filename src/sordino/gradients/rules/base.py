@@ -236,9 +236,10 @@ def weighted_product(
     """
     if is_away(left) and not is_tracing_graph():
         return weighted_row_products(left[None], right[None], weights)[0]
-    if len(weights) < len(left):
-        weights = weights.repeat_interleave(len(left) // len(weights))
-    if 0 < len(left) <= PIECE:
+    rows = left.shape[0]
+    if weights.shape[0] < rows:
+        weights = weights.repeat_interleave(rows // weights.shape[0])
+    if 0 < rows <= PIECE:
         return _piece(left, right, weights[:, None])
     total: Tensor | None = None
     for a, b, w in zip(left.split(PIECE), right.split(PIECE), weights[:, None].split(PIECE), strict=True):
