@@ -272,8 +272,9 @@ def _blocked(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
         return torch.linalg.vector_norm(rows, dim=1).double().square_()
     block = _block_length(length)
     whole = length // block * block
-    blocks = rows[:, :whole].unflatten(1, (-1, block))
-    sums = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    blocks = (rows if whole == length else rows[:, :whole]).unflatten(1, (-1, block))
+    # The norm of the blocks' norms.
+    sums = _widened(torch.linalg.vector_norm(blocks, dim=2))
     if whole < length:
         sums += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
     return sums
