@@ -253,7 +253,7 @@ class CapturedGradients:
                 scaled = scaled.float()
             if everyone is None:
                 everyone = guard_holds(kept if without is None else kept | without)
-            for group in range(len(scaled)):
+            for group in range(scaled.shape[0]):
                 self._add_group(group, scaled[group], into, None if everyone else kept[group])
         if last:
             for use in self.layer_calls:
@@ -351,9 +351,8 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
         present.add_(value)
         return
     # The entry will be added to: it must be the only owner of its memory, row by row.
-    memory = value.untyped_storage()
     # By the memory's own number: its address is not asked for, which tensors without values don't have.
     number = storage_number(value)
-    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and number not in taken
+    alone = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes and number not in taken
     into[parameter] = value if alone else value.clone(memory_format=torch.contiguous_format)
     taken.add(number)

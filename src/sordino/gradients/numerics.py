@@ -171,13 +171,19 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     functions of this module alone; they do so where the user allows TF32.
     """
     on_cuda = device.type == "cuda"
-    backends = [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if on_cuda else _PRODUCTS_ON_CPU)]
+    backends = _product_backends(on_cuda)
     reduced = [(backend, mode) for backend in backends if (mode := backend.fp32_precision) not in ("ieee", "none")]
     # Nothing to set is the usual case, and every step asks.
     return _precise(device, backends, reduced) if reduced or on_cuda or is_autocast(device.type) else _NOTHING_SET
 
 
 _NOTHING_SET = nullcontext()
+
+
+@cache
+def _product_backends(on_cuda: bool) -> list[Any]:
+    """Whose modes matter for products and convolutions; each is asked for its mode every time."""
+    return [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if on_cuda else _PRODUCTS_ON_CPU)]
 
 
 @contextmanager
@@ -235,7 +241,7 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
         return sums
     # Below this, squares of single-precision entries may have been flushed to zero. A NaN fails both comparisons.
     smallest, largest = rows.shape[1] * 1e-30, 1e37
-    low, high = torch.aminmax(sums.detach())
+    low, high = torch.aminmax(sums)
     if not (low.item() > smallest and high.item() < largest):
         index = (~((sums > smallest) & (sums < largest))).nonzero().flatten()
         sums[index] = _widened(rows.index_select(0, index))
