@@ -15,7 +15,8 @@ from sordino.training.fit import fit
 from sordino.training.loader import max_batch_size
 from sordino.training.plan import Plan
 from sordino.training.probing.probe import _replaced_sets, check_record_independence
-from sordino.training.probing.probe_runner import ProbeOptions, ProbeRunner, ProbeTask
+from sordino.training.probing.probe_runner import ProbeOptions, ProbeRunner, ProbeTask, graph_nodes
+from sordino.training.probing.torch_modes import GraphWithoutValues
 
 _MOST = 64
 MIX = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
@@ -664,6 +665,97 @@ def test_gradients_of_ordinary_models_follow_from_what_the_forward_pass_gives(na
     probe(INDEPENDENT[name], reduction=reduction)
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 20])
+def test_what_a_module_remembers_is_refused_in_batches_of_any_size(records):
+    with pytest.raises(CoupledRecords):
+        probe(remembers, records=records)
+
+
+class BehindZero(nn.Module):
+    """Adds, with weights that are zero at first, features less their mean in batches of more than `above` records."""
+
+    def __init__(self, above):
+        super().__init__()
+        self.inner, self.further, self.above = nn.Linear(4, 3), nn.Linear(4, 3, bias=False), above
+        nn.init.zeros_(self.further.weight)
+
+    def forward(self, x):
+        return self.inner(x) + self.further(x - x.mean(0) if len(x) > self.above else x)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("above", [1, 5, 12, 40, 62, _MOST])
+def test_a_coupling_behind_weights_that_are_zero_is_refused_by_its_gradients(above, reduction):
+    torch.manual_seed(0)
+    model = BehindZero(above)
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        return F.cross_entropy(model(made_up[0]), made_up[1], reduction=reduction)
+
+    batch = torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)
+    try:
+        with nullcontext() if above == _MOST else pytest.raises(CoupledRecords):
+            check(model, capture, batch, run, reduction=reduction, num_records=_MOST)
+    finally:
+        capture.detach()
+
+
+def slope(x):
+    """The derivative of the features' cubes, by a graph of the model's own."""
+    with torch.enable_grad():
+        inner = x.detach().requires_grad_()
+        return torch.autograd.grad((inner**3).sum(), inner)[0]
+
+
+def slope_by_function(x):
+    return torch.func.grad(lambda inner: (inner**3).sum())(x)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("derivative", [slope, slope_by_function])
+@pytest.mark.parametrize("above", [None, 40])
+def test_a_model_that_takes_derivatives_itself_is_probed_as_others_are(derivative, above, reduction):
+    def forward(model, x):
+        if above is not None and len(x) > above:
+            x = x + 0.1 * x.roll(17, 0)
+        return model.inner(derivative(x))
+
+    with nullcontext() if above is None else pytest.raises(CoupledRecords):
+        probe(forward, reduction=reduction)
+
+
+def test_a_graph_without_values_has_its_nodes_and_tells_when_it_is_read():
+    x, graph = torch.ones(3, requires_grad=True), GraphWithoutValues()
+    with graph:
+        first = (x.exp() * x).sum()
+        graph.keeps = lambda: True
+        second = (x.exp() * x).sum()
+    assert {type(node) for node in graph_nodes(first)} == {type(node) for node in graph_nodes(second)}
+    torch.testing.assert_close(torch.autograd.grad(second, x)[0], torch.full((3,), 2 * torch.e))
+    assert not graph.is_read
+    with pytest.raises(RuntimeError, match="not kept"):
+        torch.autograd.grad(first, x)
+    assert graph.is_read
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_looks_at_large_batches_of_ordinary_models_keep_no_values_and_come_once(reduction, monkeypatch):
+    look, graphs = ProbeRunner._look, []
+
+    def noted(self, made_up, count, **options):
+        if count == _MOST and options["gradients"]:
+            graphs.append(options.get("graph"))
+        return look(self, made_up, count, **options)
+
+    monkeypatch.setattr(ProbeRunner, "_look", noted)
+    probe(INDEPENDENT["linear"], reduction=reduction)
+    # Every other one replaced, then a code of eight bits, of which one experiment compares gradients instead; a loss
+    # that is reduced has one more, of the batch as it is.
+    assert len(graphs) == (8 if reduction == "none" else 9)
+    assert None not in graphs
 
 
 class TwoTowers(nn.Module):

@@ -8,17 +8,40 @@ set off, experts with room for so many records, order, and what a module stores.
 Which records are replaced follows a code: each record has a word of N bits, all with as many ones, and in experiment t
 those whose bit t is set are replaced. Of two words neither covers the other, so for every ordered pair of records there
 is an experiment in which the first is replaced and the second is not.
+
+What each experiment is there for. In a batch of eight records:
+
+- `repeat`, `check_statelessness`: memory from one batch to the next, a counter, random numbers that can't be repeated.
+- `replace_ordinary` compares gradients where others are ordinary records: batch statistics, contrastive losses,
+  divisions by what all records hold together; also what only gradients show, such as batch statistics behind a weight
+  that is zero.
+- `check_adversarial_values`: what begins with an extreme number, NaN, a mark of padding or of a missing label, a special
+  id, or a number that the code compares with.
+- `check_random_outcomes`: mixing that chance switches on, also rarely.
+- `compare_with_autograd`: gradients that are captured wrongly or in part.
+
+In a batch as large as training's, `fill_up`:
+
+- every other record an ordinary one, or a copy of its neighbor: order, neighbors, repeated records.
+- a code of extreme records: one record that changes one other, wherever both stand; thresholds. One of these experiments
+  compares gradients, too; all do where gradients are not derivatives of what the forward pass gives.
+- missing records (NaN): values that are filled in from others.
+- all others alike: numbers of equal labels or values.
+- smaller batches down to one record, in another order, with gradients and losses; sizes between: what depends on the
+  number of records, on the position, a wrong reduction, a batch of one that is folded.
+
+`check_draws` (`one_by_one.py`): generators with seeds that others know, and draws that records share.
 """
 
 import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, RecordCountMismatch, SordinoError, UnsupportedModule
 from sordino.training.probing.probe_runner import (
@@ -151,6 +174,9 @@ class _Probe:
         self._least_refused: dict[int | None, int] = {}
         # How far two equal passes are apart, relative to the norms.
         self._unrepeated = 0.0
+        # What the small batch gave with ordinary records in place of some, and the sum of its gradients.
+        self._replaced: list[ProbeResult] = []
+        self._sums: dict[nn.Parameter, Tensor] = {}
         self._records, self._first = self._find_records()
         # What the forward pass gives for the small batch.
         self._seen = self._runner.look(self._records.batch(range(self._count)), self._count, gradients=True)
@@ -166,8 +192,16 @@ class _Probe:
             if self._options.again:
                 # Stand-ins are those of the first time.
                 return found if found.finite else None
-            others = records.batch(range(self._count, 2 * self._count))
-            return found if self._runner.observe(others, self._weights[:0]).finite and found.finite else None
+            if not self._sets:
+                other = self._runner.observe(records.batch(range(self._count, 2 * self._count)), self._weights[:0])
+                return found if found.finite and other.finite else None
+            self._replaced = [
+                self._runner.observe(
+                    records.batch(self._with_stand_ins(replaced).records), self._weights[row : row + 1]
+                )
+                for row, replaced in enumerate(self._sets[:_ORDINARY])
+            ]
+            return found if all(one.finite for one in (found, *self._replaced)) else None
 
         records, found, failure = first_that_runs(self._task.kinds(self._count), observed)
         if records is None or found is None:
@@ -203,7 +237,8 @@ class _Probe:
 
     def repeat(self) -> None:
         """Measure how far two equal passes are apart: rounding, where a kernel adds up in any order."""
-        apart = self._distance_again()
+        is_read_again = not (self._options.again or self._runner.generators)
+        apart = self._distance_again(sums=self._sums if is_read_again else None)
         # In half precision few entries may differ, and none by chance.
         if apart > _SAME_SHAPE / 10 or self._is_half:
             apart = max(apart, *(self._distance_again() for _ in range(3)))
@@ -215,10 +250,13 @@ class _Probe:
         if not self._distance_again() <= self._tolerance:
             raise _forgets_nothing()
 
-    def _distance_again(self) -> float:
-        """How far the small batch is now from what it was."""
-        again = self._runner.observe(self._records.batch(range(self._count)), _evenly(self._count))
-        return _distance(self._first, again)
+    def _distance_again(self, *, sums: dict[nn.Parameter, Tensor] | None = None) -> float:
+        """How far the small batch is now from what it was; `sums` gets what `compare_with_autograd` reads."""
+        weights = _evenly(self._count)
+        if sums is not None and self._options.reduction != "none":
+            weights = torch.cat([weights, torch.ones_like(weights)])
+        again = self._runner.observe(self._records.batch(range(self._count)), weights, sums=sums)
+        return _distance(self._first, replace(again, weights=weights[:1], sketches=again.sketches[:1]))
 
     def _refuse_unrepeated(self) -> None:
         """What is more than rounding comes from a state, or from random numbers that can't be repeated."""
@@ -286,7 +324,7 @@ class _Probe:
             odd = list(range(1, count, 2))
 
             def looked(records: SyntheticRecords) -> Tensor | None:
-                seen = self._runner.look(records.batch(range(count)), count, gradients=True)
+                seen = self._runner.look(records.batch(range(count)), count, gradients=True, large=True)
                 return seen if bool(seen.isfinite().all()) else None
 
             large, seen, _ = first_that_runs(self._large_kinds(), looked)
@@ -324,9 +362,11 @@ class _Probe:
         records = [self._count + index if index in replaced else index for index in range(self._count)]
         return _Change(replaced=replaced, records=records, values=values or {})
 
-    def _compare(self, change: _Change, row: int) -> None:
+    def _compare(self, change: _Change, row: int, changed: ProbeResult | None = None) -> None:
         """Compare the gradients of the small batch with those of a changed one, whose sum has the weights of `row`."""
-        changed = self._runner.observe(self._records.batch(change.records, change.values), self._weights[row : row + 1])
+        if changed is None:
+            batch = self._records.batch(change.records, change.values)
+            changed = self._runner.observe(batch, self._weights[row : row + 1])
         first = self._first
         if row >= _ORDINARY:
             if self._further is None:
@@ -336,8 +376,11 @@ class _Probe:
 
     def replace_ordinary(self) -> None:
         """Other ordinary records in place of some must leave the rest as they are."""
-        for row, replaced in enumerate(self._sets[: 1 if self._options.again else _ORDINARY]):
-            self._compare(self._with_stand_ins(replaced), row)
+        if self._options.again and self._sets:
+            self._compare(self._with_stand_ins(self._sets[0]), 0)
+        for row, changed in enumerate(self._replaced):
+            self._compare(self._with_stand_ins(self._sets[row]), row, changed)
+        self._replaced = []
 
     def check_adversarial_values(self) -> None:
         """Whatever some records hold, the others' gradients stay as they are: extremes, NaN, marks, ids.
@@ -466,10 +509,14 @@ class _Probe:
     def compare_with_autograd(self) -> None:
         """The captured gradients must be those of plain autograd."""
         weights = _evenly(self._count)[0] if self._options.reduction == "none" else torch.ones(self._count)
-        with DisableRandomness():
-            self._runner.compare_with_autograd(
-                self._records.batch(range(self._count)), weights, least=_VANISHING * float(self._first.norms.sum())
-            )
+        batch, least = self._records.batch(range(self._count)), _VANISHING * float(self._first.norms.sum())
+        # Where nothing is drawn, the sum is known already.
+        sums, self._sums = self._sums, {}
+        with DisableRandomness() if self._runner.generators else nullcontext():
+            if self._runner.generators:
+                sums.clear()
+                self._runner.observe(batch, weights[None], sums=sums)
+            self._runner.compare_with_autograd(batch, weights, sums, least=least)
 
     # --- a batch as large as training's ------------------------------------------------------------------------------
 
@@ -501,7 +548,7 @@ class _Probe:
         changes += [self._extremes(replaced, turn) for turn, replaced in enumerate(sets) if turn]
         whole = _outputs_of(first)
         if follows and (calm or self._options.reduction != "none"):
-            whole = self._runner.look(self._large.batch(range(count)), count, gradients=True)
+            whole = self._runner.look(self._large.batch(range(count)), count, gradients=True, large=True)
         left = [
             turn
             for turn, change in enumerate(changes)
@@ -587,7 +634,7 @@ class _Probe:
             Whether gradients are derivatives of it in this batch, so that they need not be compared themselves.
         """
         batch = self._large.batch(change.records, change.values)
-        changed = attempt(lambda: self._runner.look(batch, self._large.count, gradients=gradients))
+        changed = attempt(lambda: self._runner.look(batch, self._large.count, gradients=gradients, large=True))
         if changed is None:
             return True
         self._require_same_rows(whole, changed, change)
@@ -635,26 +682,20 @@ class _Probe:
 
     def _extremes(self, replaced: Sequence[int], turn: int, *, last: bool = False) -> _Change:
         """The large batch where the replaced records hold extremes; where nothing can be, they are copies."""
-        count = self._large.count
-        records, values = list(range(count)), {}
-        for number, index in enumerate(replaced):
-            kind = self._extreme(turn, number, last=last)
-            records[index] = (index + 1) % count if kind is None else count + index
-            if kind is not None:
-                values[index] = kind
-        return _Change(replaced=replaced, records=records, values=values)
-
-    def _extreme(self, turn: int, number: int, *, last: bool) -> AdversarialValue | None:
-        """What a replaced record of a large batch holds; None for a copy of another one."""
-        floating = bool(self._large.tensors_of(floating=True))
+        count, floating = self._large.count, bool(self._large.tensors_of(floating=True))
         # Those that the code compares with come last.
         ran = list(dict.fromkeys(kind for kind in self._ran[::-1] if kind.tensor is None))[:_PARTS]
         kinds = _EXTREMES if floating else ran
-        if not kinds or (last and number % 5 == 4):
-            return None
-        # NaN hides thresholds: it is in one of the experiments only.
-        is_nan = last and number % 5 == 3 and floating
-        return AdversarialValue(floats=torch.nan) if is_nan else kinds[(number + turn) % len(kinds)]
+        records, values = list(range(count)), {}
+        for number, index in enumerate(replaced):
+            if not kinds or (last and number % 5 == 4):
+                records[index] = (index + 1) % count
+                continue
+            records[index] = count + index
+            # NaN hides thresholds: it is in one of the experiments only.
+            is_nan = last and number % 5 == 3 and floating
+            values[index] = AdversarialValue(floats=torch.nan) if is_nan else kinds[(number + turn) % len(kinds)]
+        return _Change(replaced=replaced, records=records, values=values)
 
     # --- other numbers of records --------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecord
 from sordino.training.probing.torch_modes import (
     ComparisonConstants,
     GradientCuts,
+    GraphWithoutValues,
     IndexBoundsCheck,
     NoClassWeights,
     PublicDivisor,
@@ -200,6 +201,8 @@ class ProbeRunner:
         self._reduction = task.options.reduction
         self._own = set(self._capture.model.parameters())
         self._direction = cache(_direction)
+        # Whether model or loss may take derivatives themselves.
+        self._derives = False
         # Outputs of the model, by their number, that no loss was made of so far.
         self._idle: set[int] | None = None
 
@@ -226,6 +229,7 @@ class ProbeRunner:
         large: bool = False,
         looks: bool = True,
         outputs: bool = False,
+        sums: dict[nn.Parameter, Tensor] | None = None,
     ) -> ProbeResult:
         """One forward and backward.
 
@@ -236,6 +240,7 @@ class ProbeRunner:
             large: the batch is as large as one of training: spare memory where the step does.
             looks: look into operations and graph, which a smaller batch needn't have shown already.
             outputs: also tell what the forward pass gave for each record.
+            sums: gets the sum of gradients with the last row of weights.
 
         Raises:
             LossShapeError: the loss doesn't have the shape of its reduction.
@@ -272,13 +277,16 @@ class ProbeRunner:
         if passes is None:
             norms = self._capture.squared_norms().sqrt()
         sketches: list[Tensor] = []
+        total_of: dict[nn.Parameter, Tensor] = {}
         for row in weights:
-            sums: dict[nn.Parameter, Tensor] = {}
+            total_of = {}
             if passes is None:
-                self._capture.add_weighted_sums(row.to(norms.device, norms.dtype), into=sums)
+                self._capture.add_weighted_sums(row.to(norms.device, norms.dtype), into=total_of)
             else:
-                self._capture.add_backward_sums(sums)
-            sketches.append(self._sketch(sums))
+                self._capture.add_backward_sums(total_of)
+            sketches.append(self._sketch(total_of))
+        if sums is not None:
+            sums.update(total_of)
         self._capture.discard()
         return ProbeResult(
             losses=loss.detach().cpu().double() if self._reduction == "none" else None,
@@ -288,12 +296,15 @@ class ProbeRunner:
             outputs=rows,
         )
 
-    def compare_with_autograd(self, batch: object, weights: Tensor, *, least: float = 0.0) -> None:
+    def compare_with_autograd(
+        self, batch: object, weights: Tensor, sums: Mapping[nn.Parameter, Tensor], *, least: float = 0.0
+    ) -> None:
         """Compare the captured sum of gradients with what torch's autograd gives, for every trained parameter.
 
         Args:
             batch: synthetic records, on which chance decides nothing.
             weights: one for each record; all 1 for a loss that is reduced.
+            sums: the captured gradients of the batch, added up with these weights.
             least: a whole gradient with a smaller norm is nothing but rounding.
 
         Raises:
@@ -301,12 +312,6 @@ class ProbeRunner:
         """
         count, trained = len(weights), self._capture.trainable()
         scale = self._task.scale(count)
-        sums: dict[nn.Parameter, Tensor] = {}
-        SeededGenerators().start()
-        with torch.enable_grad(), self._capture.capturing(count, scale=scale):
-            self._backward(self._loss(batch, count).sum(), count)
-        self._capture.add_weighted_sums(weights.double(), into=sums)
-        self._capture.discard()
         SeededGenerators().start()
         with torch.enable_grad(), self._capture.ordinary():
             loss = self._loss(batch, count)
@@ -314,7 +319,7 @@ class ProbeRunner:
             total = (loss * weights.to(loss.device, loss.dtype)).sum() if by_record else loss.sum() * scale
             plain = _plain_gradients(total, trained) if total.requires_grad else ()
         gradients = dict(zip(trained, plain, strict=False))
-        whole = sum(float(torch.linalg.vector_norm(g.double())) ** 2 for g in plain if g is not None) ** 0.5
+        whole = sum(_norm(gradient) ** 2 for gradient in plain if gradient is not None) ** 0.5
         whole = max(whole, least)
         wrong = [
             name
@@ -330,13 +335,11 @@ class ProbeRunner:
             )
 
     def _is_gradient(self, captured: Tensor | None, plain: Tensor | None, whole: float) -> bool:
-        wanted = None if plain is None else plain.detach().double()
-        size = 0.0 if wanted is None else float(torch.linalg.vector_norm(wanted))
+        size = 0.0 if plain is None else _norm(plain)
         if captured is None or not bool(captured.any()):
             # What a layer passes on may be rounding only: a bias that a softmax takes out again.
             return size <= _NOISE * whole * {"half": _HALF_NOISE, "tf32": _TF32_NOISE}.get(self.precision, 1.0)
-        got = captured.double()
-        difference = float(torch.linalg.vector_norm(got if wanted is None else got - wanted))
+        difference = _norm(captured if plain is None else captured - plain.detach().to(captured.dtype))
         tolerance = self.other_shape(captured.dtype)
         return difference <= tolerance * size + _FLOOR * tolerance * whole
 
@@ -348,6 +351,7 @@ class ProbeRunner:
         chance: SeededGenerators | None = None,
         gradients: bool = False,
         looks: bool = False,
+        large: bool = False,
     ) -> Tensor:
         """What the forward pass gives for each record, in a few numbers: float64 on the CPU, shape (count, numbers).
 
@@ -361,7 +365,31 @@ class ProbeRunner:
             gradients: find out on the way which outputs the loss is made of, and whether `gradients_follow`; a loss
                 that is reduced adds the rows of its gradients by these outputs.
             looks: see `observe`.
+            large: the batch is as large as one of training: its graph keeps no values where nothing is derived by them.
         """
+        if large and gradients and not self._derives:
+            graph = GraphWithoutValues()
+            try:
+                rows = self._look(batch, count, chance=chance, gradients=True, looks=looks, graph=graph)
+                if not graph.is_read:
+                    return rows
+            except SordinoError:
+                raise
+            except Exception:  # noqa: S110 (code that takes derivatives itself, or refuses the batch: seen below)
+                pass
+            self._derives = True
+        return self._look(batch, count, chance=chance, gradients=gradients, looks=looks)
+
+    def _look(
+        self,
+        batch: object,
+        count: int,
+        *,
+        chance: SeededGenerators | None,
+        gradients: bool,
+        looks: bool,
+        graph: GraphWithoutValues | None = None,
+    ) -> Tensor:
         (chance or SeededGenerators()).start()
         cuts = GradientCuts()
         with ExitStack() as stack:
@@ -373,6 +401,10 @@ class ProbeRunner:
             stack.enter_context(self._capture.ordinary())
             if gradients:
                 stack.enter_context(cuts)
+            if graph is not None:
+                # From the outputs on, a loss that is reduced has its gradients by them taken.
+                graph.keeps = lambda: self._reduction != "none" and bool(noted)
+                stack.enter_context(graph)
             loss = self._loss(batch, count, looks=looks)
         slopes: list[Tensor] = []
         if gradients:
@@ -546,6 +578,10 @@ def check_no_max_norm_embeddings(model: nn.Module) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) must have max_norm=None, got a limit: the rows that "
                 "a batch looks up are rewritten in its forward pass. Normalize the output instead."
             )
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
 
 
 def _direction(width: int) -> Tensor:

@@ -283,6 +283,26 @@ class GradientCuts(TorchFunctionMode):
         return result
 
 
+class GraphWithoutValues(torch.autograd.graph.saved_tensors_hooks):
+    """Inside, graphs have all their nodes but no values, so that memory is freed as soon as it is without a graph.
+
+    Attributes:
+        keeps: whether values are kept now.
+        is_read: whether something was derived by a value that was not kept, which raises.
+    """
+
+    def __init__(self) -> None:
+        self.keeps: Callable[[], bool] = lambda: False
+        self.is_read = False
+        super().__init__(lambda value: value if self.keeps() else None, self._read)
+
+    def _read(self, value: Tensor | None) -> Tensor:
+        if value is None:
+            self.is_read = True
+            raise RuntimeError("a value of this graph was not kept")
+        return value
+
+
 def _few(values: object) -> list[float]:
     """The numbers in a number or a small tensor."""
     if isinstance(values, Tensor):
