@@ -273,24 +273,18 @@ class GramTerms:
     inputs: int
     outputs: int
 
-    @staticmethod
-    def of(
-        first: Float[Tensor, "B T T"],
-        second: Float[Tensor, "B T T"],
-        product: ProductFormat,
-        *,
-        inputs: int,
-        outputs: int,
-    ) -> "GramTerms":
-        """Those of the two matrices."""
-        squares = torch.stack([products.diagonal(dim1=1, dim2=2) for products in (first, second)], dim=1)
-        norms = _matrix_norm(first), _matrix_norm(second)
-        return GramTerms(squares=squares, norms=norms, product=product, inputs=inputs, outputs=outputs)
-
     @property
     def constants(self) -> tuple[object, ...]:
         """What terms must share to be computed together."""
         return self.squares.shape, self.squares.dtype, self.product, self.inputs, self.outputs
+
+
+def gram_sizes(
+    first: Float[Tensor, "B T T"], second: Float[Tensor, "B T T"]
+) -> tuple[Float[Tensor, "B 2 T"], tuple[Float[Tensor, " B"], Float[Tensor, " B"]]]:
+    """The `squares` and `norms` of two Gram matrices, as `GramTerms` has them."""
+    squares = torch.stack([products.diagonal(dim1=1, dim2=2) for products in (first, second)], dim=1)
+    return squares, (_matrix_norm(first), _matrix_norm(second))
 
 
 def gram_rounding(

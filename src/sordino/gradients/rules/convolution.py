@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from sordino.gradients.numerics import (
+    chunks,
     compute_dtype,
     is_away,
     is_tracing_graph,
+    joint_squared_norms,
     product_format,
     product_operands,
     row_squared_norms,
@@ -31,6 +33,8 @@ from sordino.gradients.numerics import grams as inner_products
 from sordino.gradients.rules.base import (
     PIECE,
     TIMED_RECORDS,
+    GramRounding,
+    GramTerms,
     Kernel,
     LayerCall,
     LayerRule,
@@ -39,6 +43,7 @@ from sordino.gradients.rules.base import (
     cheapest_kernel,
     chunk_records,
     convolution_kernel_costs,
+    gram_rounding,
     kernel_costs,
     layer_rule,
     patch_products,
@@ -52,6 +57,8 @@ from sordino.gradients.rules.linear import (
     ghost_sum,
     keep_ghost,
     matrix_per_record_gradient,
+    waiting_ghost_sum,
+    waiting_terms,
 )
 from sordino.shapes import Float
 
@@ -69,16 +76,19 @@ class ConvolutionRule(LayerRule):
         """Unbatched inputs have one dimension fewer and are refused."""
         return 2 + len(_convolution(module).kernel_size)
 
-    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
-        """Each record's squared norm over weight and bias, as far as they are in `names`."""
-        total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+    def measure(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
+        """Each record's squared norm over weight and bias, as far as they are in `names`, or what was kept of them."""
+        of_bias: list[Tensor] = []
         if "bias" in names:
             use.memo["bias"] = self.per_record_gradient(use, "bias")
-            total += row_squared_norms(use.memo["bias"])
+            of_bias.append(use.memo["bias"])
         if "weight" not in names or use.records == 0:
-            return total
+            return of_bias
         x, grads, padding = _padded(use)
-        return total + _by_kernel(self._kernel(use, x, grads, padding), use, x, grads, padding)
+        of_weight = _by_kernel(self._kernel(use, x, grads, padding), use, x, grads, padding)
+        if not isinstance(of_weight, Tensor):
+            return [*of_weight, *of_bias]
+        return of_weight.add_(joint_squared_norms(of_bias)) if of_bias else of_weight
 
     def _kernel(self, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Kernel:
         layer, positions = _convolution(use.module), self.terms(use)
@@ -146,7 +156,7 @@ class ConvolutionRule(LayerRule):
             sums[name] = total
         return sums
 
-    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | GramRounding | None:
         """One convolution gradient for the sum, and one more per record for a norm that was not a ghost norm."""
         if not set(names) - use.memo.keys():
             return None
@@ -161,11 +171,14 @@ class ConvolutionRule(LayerRule):
         lengths = self.term_lengths(use, ["weight"])
         return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
 
-    def _rounding_of_patches(self, use: LayerCall) -> Rounding:
+    def _rounding_of_patches(self, use: LayerCall) -> Rounding | GramRounding:
         """As of a linear layer, whose records come in several chunks."""
         positions, product = self.terms(use), product_format(use.saved[0], use.grad, kind="conv")
-        chunks = len(list(_chunks(_convolution(use.module), *_padded(use)[:2])))
-        error = sum_error(product, use.records * positions, more=2 * chunks)
+        parts = len(list(_chunks(_convolution(use.module), *_padded(use)[:2])))
+        error = sum_error(product, use.records * positions, more=2 * parts)
+        terms = _gram_terms(use)
+        if terms is not None:
+            return GramRounding(terms=terms, error=error)
         squares = use.memo.get(GHOST_ROUNDING)
         if squares is None:
             error += alone_error(product, positions)
@@ -180,8 +193,10 @@ class ConvolutionRule(LayerRule):
         """``Σ_t |patch_t||g_t|`` from the ghost norm, otherwise the product of the norms over all positions."""
         names = set(names)
         total = super().term_lengths(use, names & {"bias"}).square_()
-        known = use.memo.get(GHOST_LENGTHS)
-        if "weight" in names and known is not None:
+        known, terms = use.memo.get(GHOST_LENGTHS), _gram_terms(use)
+        if "weight" in names and terms is not None:
+            total += gram_rounding([terms])[1][0].square_()
+        elif "weight" in names and known is not None:
             total += known.square()
         elif "weight" in names and use.records:
             layer = _convolution(use.module)
@@ -199,8 +214,16 @@ def _convolution(module: nn.Module) -> _ConvNd:
     return cast("_ConvNd", module)
 
 
-def _by_kernel(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
-    """Squared norms of the weight's gradients; what a kernel keeps for the sum goes into the memo."""
+def _gram_terms(use: LayerCall) -> GramTerms | None:
+    layer = _convolution(use.module)
+    inputs, outputs = math.prod(layer.weight.shape[1:]), layer.out_channels
+    return waiting_terms(use, product_format(use.saved[0], use.grad, kind="conv"), inputs=inputs, outputs=outputs)
+
+
+def _by_kernel(
+    kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes
+) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
+    """Squared norms of the weight's gradients, or the kept gradients, which are in the memo, too."""
     layer = _convolution(use.module)
     if _is_by_patches(grads):
         return _norms_of_patches(kernel, use, x, grads, padding)
@@ -208,7 +231,7 @@ def _by_kernel(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding
         return _ghost(use, x, grads, padding)
     if kernel == "stored":
         use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
-        return row_squared_norms(use.memo["weight"])
+        return [use.memo["weight"]]
     step = chunk_records(use.records, layer.weight.numel(), in_cache=True)
     pairs = zip(x.split(step), grads.split(step), strict=True)
     return torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in pairs])
@@ -424,7 +447,8 @@ def _patches(
     around = [pad for pad in reversed(padding) for _ in range(2)]
     groups, kernel, positions = layer.groups, layer.kernel_size, grads.shape[2:]
     for chosen in _chunks(layer, x, grads):
-        padded, g = F.pad(x[chosen], around).contiguous(), grads[chosen]
+        # A layer without padding is not copied for it.
+        padded, g = (F.pad(x[chosen], around) if any(around) else x[chosen]).contiguous(), grads[chosen]
         records, channels = padded.shape[:2]
         of_record, of_channel, *of_pixel = padded.stride()
         steps = [stride * step for stride, step in zip(of_pixel, layer.stride, strict=True)]
@@ -439,25 +463,32 @@ def _patches(
         yield chosen, patches, g.reshape(rows, layer.out_channels // groups, -1).transpose(1, 2)
 
 
-def _norms_of_patches(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+def _norms_of_patches(
+    kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes
+) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
     layer = _convolution(use.module)
     if kernel == "stored":
         use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
-        return row_squared_norms(use.memo["weight"])
+        return [use.memo["weight"]]
     product = product_format(x, grads, kind="conv")
     parts: list[tuple[Tensor, ...]] = []
     for _, patches, g in _patches(layer, x, grads, padding):
         step = chunk_records(
             len(g), g.shape[1] ** 2 if kernel == "ghost" else math.prod(layer.weight.shape[1:]) * g.shape[2], away=True
         )
-        for a, b in zip(patches.split(step), g.split(step), strict=True):
+        for a, b in zip(chunks(patches, step), chunks(g, step), strict=True):
             if kernel == "norm_only":
                 parts.append((row_squared_norms(matrix_per_record_gradient(a, b, kind="conv")),))
+                continue
+            if layer.groups == 1:
+                parts.append(waiting_ghost_sum(inner_products(a, kind="conv"), inner_products(b, kind="conv")))
                 continue
             squares, lacking, lengths = ghost_sum(
                 inner_products(a, kind="conv"), b, _never, product, inputs=a.shape[2], kind="conv"
             )
             parts.append((squares, lacking, lengths.square_()))
+    if kernel == "ghost" and layer.groups == 1:
+        return keep_ghost(use, parts)
     squares, *rounding = (torch.cat(part).view(use.records, -1).sum(1) for part in zip(*parts, strict=True))
     if rounding:
         use.memo[GHOST_ROUNDING], use.memo[GHOST_LENGTHS] = rounding[0], rounding[1].sqrt_()

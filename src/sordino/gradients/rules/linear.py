@@ -37,6 +37,7 @@ from sordino.gradients.rules.base import (
     cheapest_kernel,
     chunk_records,
     gram_rounding,
+    gram_sizes,
     kernel_costs,
     layer_rule,
     sum_error,
@@ -50,7 +51,8 @@ from sordino.shapes import Float
 # they are computed from together with those of other layers.
 GHOST_ROUNDING, GHOST_LENGTHS = "rounding of the ghost norm", "lengths of the terms"
 _SQUARES, _NORM_OF_INPUTS, _NORM_OF_GRADS = "squares of the positions", "norm of the inputs", "norm of the gradients"
-GHOST_MEMO = (GHOST_ROUNDING, GHOST_LENGTHS, _SQUARES, _NORM_OF_INPUTS, _NORM_OF_GRADS)
+_WAITING = (_SQUARES, _NORM_OF_INPUTS, _NORM_OF_GRADS)
+GHOST_MEMO = (GHOST_ROUNDING, GHOST_LENGTHS, *_WAITING)
 # A ghost norm this far below the sum of squared position norms has cancelled and is recomputed.
 _CANCELLED = 0.05
 
@@ -137,7 +139,7 @@ class LinearRule(LayerRule):
         if product.away:
             # Biases are added up over a record's positions, then over records.
             error = max(error, (positions + use.records + 2) * product.addition)
-        terms = _gram_terms(use, _biases(use, names))
+        terms = self._gram_terms(use, names)
         if terms is not None:
             return GramRounding(terms=terms, error=error)
         squares = use.memo.get(GHOST_ROUNDING)
@@ -156,7 +158,7 @@ class LinearRule(LayerRule):
         if known is not None:
             return known
         names = set(names)
-        terms = _gram_terms(use, _biases(use, names))
+        terms = self._gram_terms(use, names)
         if terms is not None:
             return gram_rounding([terms])[1][0]
         inputs = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
@@ -166,6 +168,10 @@ class LinearRule(LayerRule):
         # A bias is one more input that is always 1.
         inputs += self.terms(use) * _biases(use, names)
         return inputs.mul_(row_squared_norms(grads)).sqrt_()
+
+    def _gram_terms(self, use: LayerCall, names: Iterable[str]) -> GramTerms | None:
+        inputs = use.saved[0].shape[-1] + _biases(use, names)
+        return waiting_terms(use, use.product, inputs=inputs, outputs=use.grad.shape[-1])
 
     def merge(self, uses: list[LayerCall], names: frozenset[str]) -> LayerCall | None:
         """Several calls are one call on all their positions: the sums over positions add up."""
@@ -298,9 +304,7 @@ def _ghost(
         if biases:
             products += biases
         if waits:
-            own = grams(g)
-            terms = GramTerms.of(products, own, product, inputs=a.shape[2] + biases, outputs=g.shape[2])
-            parts.append((products.mul_(own).sum((1, 2), dtype=torch.float64), terms.squares, *terms.norms))
+            parts.append(waiting_ghost_sum(products, grams(g)))
             continue
 
         def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
@@ -310,28 +314,35 @@ def _ghost(
             return total + biases * row_squared_norms(g.sum(1)), lengths.sqrt_()
 
         parts.append(ghost_sum(products, g, exact, product, inputs=a.shape[2] + biases))
-    return keep_ghost(use, parts, GHOST_MEMO[2:] if waits else GHOST_MEMO[:2])
+    return keep_ghost(use, parts)
 
 
-def keep_ghost(
-    use: LayerCall, parts: Sequence[tuple[Tensor, ...]], names: Sequence[str] = GHOST_MEMO[:2]
-) -> Float[Tensor, " B"]:
-    """The squared norms out of what `ghost_sum` gave for each chunk; the rest stays in the use's memo, by `names`."""
+def keep_ghost(use: LayerCall, parts: Sequence[tuple[Tensor, ...]]) -> Float[Tensor, " B"]:
+    """The squared norms out of what `ghost_sum` or `waiting_ghost_sum` gave for each chunk; the rest is kept."""
     if not parts:
         return torch.zeros(0, dtype=torch.float64, device=use.grad.device)
     total, *kept = parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
+    names = (GHOST_ROUNDING, GHOST_LENGTHS) if len(kept) == 2 else _WAITING
     use.memo.update(zip(names, kept, strict=True))
     return total
 
 
-def _gram_terms(use: LayerCall, biases: int) -> GramTerms | None:
+def waiting_ghost_sum(products: Float[Tensor, "B T T"], own: Float[Tensor, "B T T"]) -> tuple[Tensor, ...]:
+    """`ghost_sum` away from the processor, of both Gram matrices; `products` are overwritten.
+
+    Its rounding is left to be computed together with that of other layers, see `waiting_terms`.
+    """
+    squares, norms = gram_sizes(products, own)
+    return products.mul_(own).sum((1, 2), dtype=torch.float64), squares, *norms
+
+
+def waiting_terms(use: LayerCall, product: ProductFormat, *, inputs: int, outputs: int) -> GramTerms | None:
     """What the rounding of the use's ghost norm depends on, where it was left to be computed with others'."""
     squares = use.memo.get(_SQUARES)
     if squares is None:
         return None
     norms = use.memo[_NORM_OF_INPUTS], use.memo[_NORM_OF_GRADS]
-    inputs, outputs = use.saved[0].shape[-1] + biases, use.grad.shape[-1]
-    return GramTerms(squares=squares, norms=norms, product=use.product, inputs=inputs, outputs=outputs)
+    return GramTerms(squares=squares, norms=norms, product=product, inputs=inputs, outputs=outputs)
 
 
 def ghost_sum(
@@ -362,7 +373,8 @@ def ghost_sum(
         Per record the squared norm, how much more the true one can be, and ``Σ_t |a_t||g_t|``.
     """
     own = grams(grads, kind=kind)
-    terms = GramTerms.of(products, own, product, inputs=inputs, outputs=grads.shape[2])
+    sizes, norms = gram_sizes(products, own)
+    terms = GramTerms(squares=sizes, norms=norms, product=product, inputs=inputs, outputs=grads.shape[2])
     squares, lengths, scale = (of_layers[0] for of_layers in gram_rounding([terms]))
     products *= own
     total = products.sum((1, 2), dtype=torch.float64) + usual_gram_rounding(scale, own.dtype)

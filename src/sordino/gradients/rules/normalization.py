@@ -97,15 +97,15 @@ class ChannelNormRule(LayerRule):
 
     def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B C"]:
         """``(Σ g·x − mean·Σ g)/deviation`` per channel, or ``Σ g``."""
-        grads = use.grad.to(compute_dtype(use.grad))
         shift = use.memo.get("bias")
         if shift is None:
-            shift = _over_positions(grads)
+            shift = _over_positions(use.grad)
         if name == "bias":
             return shift
         mean, reciprocal = self.statistics(use)
-        x = use.saved[0].to(grads.dtype)
-        return (_over_positions(grads * x) - mean * shift) * reciprocal
+        # Of two numbers in half precision one is widened by a copy, and the other on the way.
+        product = use.grad.to(compute_dtype(use.grad, use.saved[0])) * use.saved[0]
+        return (_over_positions(product) - mean * shift) * reciprocal
 
     def statistics(self, use: LayerCall) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """Mean and reciprocal deviation, broadcastable to [B, C]."""
@@ -128,11 +128,12 @@ class GroupNormRule(ChannelNormRule):
 
     def statistics(self, use: LayerCall) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """One mean and deviation per group."""
-        x = use.saved[0].to(compute_dtype(use.saved[0]))
+        x, dtype = use.saved[0], compute_dtype(use.saved[0])
         groups = int(getattr(use.module, "num_groups"))  # noqa: B009
         if len(use.saved) == 3:
-            mean, reciprocal = (s.reshape(use.records, groups).to(x.dtype) for s in use.saved[1:])
+            mean, reciprocal = (s.reshape(use.records, groups).to(dtype) for s in use.saved[1:])
         else:
+            x = x.to(dtype)
             rows = x.reshape(use.records, groups, x[0].numel() // groups if use.records else 1)
             variance, mean = torch.var_mean(rows, 2, correction=0)
             reciprocal = (variance + _epsilon(use.module, x)).rsqrt()
@@ -176,7 +177,7 @@ def _running(module: nn.Module, like: Tensor) -> tuple[Float[Tensor, "1 C"], Flo
 
 
 def _over_positions(x: Float[Tensor, "B C *T"]) -> Float[Tensor, "B C"]:
-    return x.flatten(2).sum(2) if x.dim() > 2 else x
+    return x.flatten(2).sum(2, dtype=compute_dtype(x)) if x.dim() > 2 else x.to(compute_dtype(x))
 
 
 def _epsilon(module: nn.Module, x: Tensor) -> float:
