@@ -52,6 +52,21 @@ def test_the_gradient_is_the_clipped_sum_over_all_chunks_by_the_public_size(micr
         assert relative_error(parameter.grad * 10, total) < 1e-5
 
 
+def test_gradients_have_the_types_of_their_parameters():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3).bfloat16(), nn.Linear(3, 2))
+    x, step = torch.randn(7, 4), step_of(model, plan())
+    chunk = Microbatch(step=0, index=0, is_last=True, indices=np.arange(7))
+    with step.capturing(chunk):
+        model[1](model[0](x.bfloat16()).float()).square().sum().backward()
+    step.add(chunk)
+    totals = [step._sums[parameter].clone() / 10 for parameter in model.parameters()]
+    step.finish()
+    for parameter, total in zip(model.parameters(), totals, strict=True):
+        assert total.dtype is torch.float32
+        assert torch.equal(parameter.grad, total.to(parameter.dtype))
+
+
 def test_an_empty_batch_is_noise_of_the_same_scale():
     model = nn.Linear(300, 200)
     step = step_of(model, plan(noise_multiplier=2.0, max_grad_norm=0.5))
