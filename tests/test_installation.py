@@ -12,8 +12,19 @@ from sordino.installation import cache_folder, is_installed, lazy_names, require
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = [
-    *("accelerate", "dp_accounting", "flwr", "jaxtyping", "jinja2", "lightning", "matplotlib", "PIL", "platformdirs"),
-    *("psycopg", "pyarrow", "pydantic", "pytorch_lightning", "rich", "sklearn", "sqlalchemy", "transformers", "triton"),
+    *("accelerate", "dp_accounting", "flwr", "jaxtyping", "jinja2", "lightning", "matplotlib", "numba", "PIL"),
+    *(
+        "platformdirs",
+        "psycopg",
+        "pyarrow",
+        "pydantic",
+        "pytorch_lightning",
+        "rich",
+        "sklearn",
+        "sqlalchemy",
+        "transformers",
+        "triton",
+    ),
     *("typer", "yaml"),
 ]
 
@@ -129,6 +140,7 @@ MISSING = {
         "to_dp_event(Gaussian(noise_multiplier=1.0))",
         "dp_accounting",
     ),
+    "numba": ("import sordino.mechanisms.compiled_noise", "numba"),
     "triton": ("import sordino.mechanisms.device_noise_kernel", "triton"),
     "tables": ("from sordino.data import load_dataset; load_dataset('adult')", "pyarrow"),
     "tables of a file": (

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_refusals_about_the_loss_do_not_tell_how_many_records_were_drawn() -> No
 
     x, y = data()
     x[:, 0] = 7
-    plan = Plan(**{**PLAN.__dict__, "sample_rate": 1.0})
+    plan = replace(PLAN, sample_rate=1.0)
     with pytest.raises(LossShapeError) as caught:
         fit(net(), late, (x, y), plan, progress=False)
     assert not any(character.isdigit() for character in str(caught.value))
