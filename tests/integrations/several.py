@@ -105,7 +105,7 @@ def hugging_face(folder, *, noise=0.5, target=None, epochs=2, resume=None, again
         ledger=None if ledger is None else Ledger(folder / "ledger.db").account(ledger),
     )
     if ledger is resume is None:
-        trainer.engine = seeded()
+        trainer._private.engine = seeded()
     trainer.train(resume_from_checkpoint=None if resume is None else str(folder / "hugging" / resume))
     if again is not None:
         trainer.train(resume_from_checkpoint=str(folder / "hugging" / again))
@@ -216,7 +216,7 @@ def lightning(folder, *, noise=0.5, epochs=2, resume=None, again=None, ledger=No
     private = PrivacyArguments(noise_multiplier=noise, delta=1e-5, eval_data_are_public=True, diagnostics="private")
     callback = PrivacyCallback(private, ledger=paid)
     if ledger is resume is None:
-        callback.engine = seeded()
+        callback._private.engine = seeded()
     data = TensorDataset(*records())
     loader = DataLoader(data, batch_size=LOGICAL // COUNT, shuffle=True)
     public = DataLoader(TensorDataset(*(column[:4] for column in records())), batch_size=1)

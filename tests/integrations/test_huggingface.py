@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from sordino import RunFolder, accounting, verify
+from sordino import PrivacyEngine, RunFolder, accounting, verify
 from sordino.errors import BudgetExceeded, InvalidArgument, NonPrivateStep, SordinoError
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer, record_losses
@@ -124,6 +124,11 @@ def test_epsilon_is_that_of_the_steps_that_were_taken(tmp_path):
     event = SelfComposed(event=PoissonSampled(sample_rate=0.25, event=Gaussian(noise_multiplier=1.0)), count=8)
     assert made.guarantee().epsilon == pytest.approx(accounting.epsilon(event, 1e-5).upper, rel=1e-9)
     assert made.state.global_step == 8
+
+
+def test_the_engine_is_not_replaced(tmp_path):
+    with pytest.raises(AttributeError):
+        trainer(tmp_path).engine = PrivacyEngine()
 
 
 def test_a_target_is_met_and_never_exceeded(tmp_path):

@@ -15,7 +15,7 @@ import lightning as L
 from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.strategies import DDPStrategy
 
-from sordino import RunFolder, accounting, verify
+from sordino import PrivacyEngine, RunFolder, accounting, verify
 from sordino.errors import BudgetExceeded, InvalidArgument, LossShapeError, NonPrivateStep, PrivacyError
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
@@ -136,6 +136,12 @@ def test_steps_and_epsilon_are_those_of_the_plan():
     _, callback, made = fitted(max_epochs=3)
     assert made.global_step == 12
     assert callback.guarantee().epsilon == pytest.approx(epsilon_of(12), rel=1e-9)
+
+
+def test_the_engine_is_not_replaced():
+    callback = PrivacyCallback(privacy())
+    with pytest.raises(AttributeError):
+        callback.engine = PrivacyEngine()
 
 
 def test_accumulated_batches_are_one_logical_batch():

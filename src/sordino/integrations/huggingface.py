@@ -32,6 +32,7 @@ from sordino.integrations.trainer_support import (
 )
 from sordino.ledger import Account, Reservation
 from sordino.training.distributed import get_distributed_context
+from sordino.training.engine import PrivacyEngine
 
 try:
     from transformers import Trainer, TrainingArguments
@@ -256,7 +257,6 @@ class PrivateTrainer(Trainer):
         self._check_overrides(record_loss, trainer)
         self.privacy = privacy
         self._private = TrainerRun(privacy, ledger=ledger, run_folder=run_folder)
-        self.engine = self._private.engine
         self._chunk_size = args.per_device_train_batch_size
         self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
@@ -275,6 +275,11 @@ class PrivateTrainer(Trainer):
         own += ["compute_loss"] if type(self).compute_loss is not PrivateTrainer.compute_loss else []
         if record_loss is not None and own:
             raise InvalidArgument(f"record_loss must be None together with {own[0]}, got both. Give one of them.")
+
+    @property
+    def engine(self) -> PrivacyEngine:
+        """Makes the steps private and keeps the charges."""
+        return self._private.engine
 
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far."""

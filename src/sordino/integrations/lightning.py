@@ -34,6 +34,7 @@ from sordino.integrations.trainer_support import (
 from sordino.ledger import Account, Reservation
 from sordino.runs.results import guarantee_body
 from sordino.training.distributed import get_distributed_context
+from sordino.training.engine import PrivacyEngine
 from sordino.training.engine_run_folder import find_run_folder
 
 if TYPE_CHECKING:
@@ -357,9 +358,6 @@ class PrivacyCallback(Callback):
         run_folder: a new folder for the run's transcript and guarantee, or that of the run to go on with; by default
             the next number in ``sordino-runs`` under the trainer's ``default_root_dir``.
 
-    Attributes:
-        engine: makes the steps private and keeps the charges.
-
     Raises:
         InvalidArgument: when training starts: a setting of the trainer would let something through that no noise
             covers, or couples records.
@@ -383,13 +381,17 @@ class PrivacyCallback(Callback):
     ) -> None:
         self.privacy = privacy
         self._private = TrainerRun(privacy, ledger=ledger, run_folder=run_folder)
-        self.engine = self._private.engine
         self._undo: list[Callable[[], None]] = []
         self._steps_done, self._is_restored = 0, False
         self._was_stepped = False
         # Of a checkpoint that was loaded: which run it belongs to, and where that may lie.
         self._note: dict[str, Any] | None = None
         self._near: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> PrivacyEngine:
+        """Makes the steps private and keeps the charges."""
+        return self._private.engine
 
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far, those of a checkpoint that was loaded among them."""

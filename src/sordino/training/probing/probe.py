@@ -15,16 +15,16 @@ What each experiment is there for. In a batch of eight records:
 - `replace_ordinary` compares gradients where others are ordinary records: batch statistics, contrastive losses,
   divisions by what all records hold together; also what only gradients show, such as batch statistics behind a weight
   that is zero.
-- `check_adversarial_values`: what begins with an extreme number, NaN, a mark of padding or of a missing label, a special
-  id, or a number that the code compares with.
+- `check_adversarial_values`: what begins with an extreme number, NaN, a mark of padding or of a missing label, a
+  special id, or a number that the code compares with.
 - `check_random_outcomes`: mixing that chance switches on, also rarely.
 - `compare_with_autograd`: gradients that are captured wrongly or in part.
 
 In a batch as large as training's, `fill_up`:
 
 - every other record an ordinary one, or a copy of its neighbor: order, neighbors, repeated records.
-- a code of extreme records: one record that changes one other, wherever both stand; thresholds. One of these experiments
-  compares gradients, too; all do where gradients are not derivatives of what the forward pass gives.
+- a code of extreme records: one record that changes one other, wherever both stand; thresholds. One of these
+  experiments compares gradients, too; all do where gradients are not derivatives of what the forward pass gives.
 - missing records (NaN): values that are filled in from others.
 - all others alike: numbers of equal labels or values.
 - smaller batches down to one record, in another order, with gradients and losses; sizes between: what depends on the
