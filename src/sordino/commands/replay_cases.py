@@ -141,7 +141,7 @@ def _fits() -> dict[str, dict[str, object]]:
     )
     return {
         "fit": {},
-        "fit, correlated noise": {"noise": noise},
+        "fit, correlated noise": {"correlated_noise": noise},
         "fit, secure noise": {"secure_mode": True},
         "fit, bounds at a quantile": {"clipping": QuantileClipping(count_noise=4.0)},
         "fit, a loss curve": {"loss_release": LossRelease(max_loss=1.5, budget_fraction=0.2)},
