@@ -267,8 +267,8 @@ def audit_training(
         ...             delta=1e-5)
         >>> def loss(model, x, y):
         ...     return nn.functional.cross_entropy(model(x), y, reduction="none")
-        >>> found = audit_training(nn.Linear(2, 2), loss, (torch.ones(50, 2), torch.zeros(50).long()), plan, count=200,
-        ...               progress=False)
+        >>> data = torch.ones(50, 2), torch.zeros(50).long()
+        >>> found = audit_training(nn.Linear(2, 2), loss, data, plan, count=200, confidence=1 - 1e-6, progress=False)
         >>> found.bound.epsilon < found.claimed.epsilon < 4.4
         True
 
