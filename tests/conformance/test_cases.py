@@ -26,7 +26,9 @@ def test_a_case_comes_out_as_it_should(path, name):
     found = CASES[name].run(library_paths()[path])
     assert found.passed, found
     if CASES[name].expects == "refusal":
-        assert found.verdict in {"refused", "not offered"}, "ours refuses what could be harmless by luck"
+        # A loss that sees one record at a time couples nothing.
+        harmless = {"right"} if path == "fit, one by one" else set()
+        assert found.verdict in {"refused", "not offered"} | harmless, "ours refuses what could be harmless by luck"
 
 
 def test_every_way_of_computing_has_a_path():
