@@ -126,6 +126,8 @@ def test_fused_and_foreach_optimizers(model, kind, options):
     assert apart(clipped_sum(model, data(), optimizer=lambda p: kind(p, lr=1e-3, **options)), wanted) < CLOSE
 
 
+# torch warns while it compiles the probe's own functions.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.slow
 def test_a_compiled_model(model):
     wanted = expected(model, data())
