@@ -302,7 +302,7 @@ class GroupwiseInBackward:
 
 # (squared bounds [G, B]) ↦ one factor per group and record.
 Factors = Callable[[Float[Tensor, "G B"]], Float[Tensor, "G B"]]
-# Adds the sums of one use at weights [G, B] to the entries of its parameters, told whether every record has weight.
+# Adds the sums of one use at weights [G, B] to the entries of its parameters; the flag: every record has weight.
 Weigh = Callable[[LayerCall, Float[Tensor, "G B"], bool], None]
 
 # Of what a rule keeps between norm and sum, tensors this many times smaller than what the layer saw stay.

@@ -75,7 +75,7 @@ def storage_number(tensor: Tensor) -> int:
 
 
 def read_flags(flags: Sequence[Tensor]) -> list[bool]:
-    """Single truth values, in one look at each device that holds some."""
+    """Single truth values, with one read of each device that holds some."""
     found: dict[torch.device, list[int]] = {}
     for position, flag in enumerate(flags):
         found.setdefault(flag.device, []).append(position)
@@ -89,7 +89,7 @@ def read_flags(flags: Sequence[Tensor]) -> list[bool]:
 
 
 def read_numbers(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """The entries of short vectors in double precision, in one look at each device that holds some."""
+    """The entries of short vectors in double precision, with one read of each device that holds some."""
     found: dict[torch.device, list[int]] = {}
     for position, tensor in enumerate(tensors):
         found.setdefault(tensor.device, []).append(position)

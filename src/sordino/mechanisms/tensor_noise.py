@@ -105,7 +105,7 @@ SHORT = 1 << 12
 _RESERVE = 1 << 80
 # 2⁻³², and a little less, so that a word of ones is not rounded to U = 1, which would be a draw of exactly zero.
 UNIT = np.float32(2.0**-32 * (1 - 2.0**-24))
-# Draws of a row that are worth loading Numba for, which takes half a second.
+# Draws of a row that are worth loading Numba for, which takes under a second.
 _LONG = 1 << 16
 
 # Where in the row of draws an array begins, and the array.
@@ -356,7 +356,7 @@ def _arrays(working: np.dtype, pairs: int) -> Iterator[_Arrays]:
 def _longer_words(words: np.ndarray, stream: RandomStream) -> tuple[np.ndarray, np.ndarray]:
     """Where a word w is small, and 2³²·U there: w + V with a uniform V of 52 bits; elsewhere it is w.
 
-    `stream` stands behind both words of every pair of the block.
+    `stream` has been read up to the end of the block's words.
     """
     rare = np.flatnonzero(words < SHORT)
     # As far behind a pair's own bits as the reserve of any other pair lies behind those.

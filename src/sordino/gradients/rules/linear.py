@@ -233,7 +233,7 @@ def _measured(
 ) -> Float[Tensor, " B"] | list[Float[Tensor, "B ..."]]:
     """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` for each of the `biases`.
 
-    The stored kernel gives its per-record gradients, which are in ``use.memo``, too; the ghost kernel leaves there what
+    The stored kernel gives its per-record gradients, which are in ``use.memo``, too; the ghost kernel puts there what
     its rounding depends on.
     """
     kernel = _kernel(use, inputs, grads, biases)

@@ -384,7 +384,7 @@ _FEW = 64
 # How the bare values of a tensor are read: into Python numbers, into truth, into other memory.
 _NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__"})
 _TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
-# Arguments of exactly these types stand on the trace as they are.
+# Arguments of exactly these types are recorded as they are.
 _WITHOUT_NOTES = frozenset({bool, int, float, str, type(None)})
 _ESCAPES = frozenset({"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
 
