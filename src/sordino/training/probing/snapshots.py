@@ -41,19 +41,19 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 class _Held(NamedTuple):
     """A parameter or buffer: the object, its memory, how often torch changed it, its value or a fingerprint if kept.
 
-    `place` is the memory's number, which it keeps as long as `memory` holds it, and where the tensor begins there.
+    `location` is the memory's number, which it keeps as long as `memory` holds it, and where the tensor begins there.
     """
 
     tensor: Tensor
     memory: Tensor
-    place: tuple[int, object]
+    location: tuple[int, object]
     version: int
     value: Tensor | None
     fingerprint: Tensor | None
 
     def is_unchanged(self, now: Tensor | None) -> bool | Tensor:
         """Whether it is as it was; a single truth value on another device, where to look is to wait."""
-        if now is None or now is not self.tensor or _place(now) != self.place:
+        if now is None or now is not self.tensor or _location(now) != self.location:
             return False
         # Rewriting .data goes past the version, so that only the values can tell.
         if self.value is not None:
@@ -90,7 +90,7 @@ class ModuleSnapshot:
             if bits is None:
                 value = tensor.detach().clone()
                 self._room -= 0 if tensor.requires_grad else tensor.nbytes
-        return _Held(tensor, tensor.detach(), _place(tensor), tensor._version, value, bits)
+        return _Held(tensor, tensor.detach(), _location(tensor), tensor._version, value, bits)
 
     def refuse_changes(self) -> None:
         """Put back what changed since, and refuse it.
@@ -129,7 +129,7 @@ class ModuleSnapshot:
         return changed
 
 
-def _place(tensor: Tensor) -> tuple[int, object]:
+def _location(tensor: Tensor) -> tuple[int, object]:
     return storage_number(tensor), tensor.storage_offset()
 
 
