@@ -99,6 +99,14 @@ class RandomStream:
         self._position += checks.integer(0, count=count)
         self._made = None
 
+    def key_and_position(self) -> tuple[bytes, int]:
+        """The key, 32 bytes, and the byte of the stream that is read next: for compiled code that makes the same bits.
+
+        The code that reads them this way calls `skip`.
+        """
+        self._leave_parent()
+        return self._key, self._position
+
     def device_key(self) -> bytes:
         """A key, 32 bytes, for bits that another generator makes on another device, in the place of those from here on.
 

@@ -26,6 +26,10 @@ class ChosenWords(RandomStream):
         np.frombuffer(buffer.cast("B"), np.uint32)[:] = self.value
         self.skip(len(buffer.cast("B")))
 
+    def key_and_position(self):
+        # Compiled code that would make the bits of the key reads the words instead: a word begins at no odd byte.
+        return self.key, 1
+
     def ahead(self, count):
         far = super().ahead(count)
         return far if count > 1 << 64 else ChosenWords(self.key, self.value, far._position)

@@ -5,6 +5,9 @@ whole numbers, in a fixed order. So the functions give the same draws bit by bit
 for which they can be called as they are; and on every processor. NumPy's own logarithm, cosine and sine differ
 between processors in the last bit.
 
+Where the processor has instructions for two blocks of AES at once, the words are made here too, and used while they
+are in its nearest cache.
+
 References:
     Box, Muller 1958. Cody, Waite 1980, "Software manual for the elementary functions", chapters 5 and 8 (reduction of
     the argument, a polynomial on what remains).
@@ -14,17 +17,21 @@ References:
 # pyright: reportMissingImports=false
 
 import math
-from typing import no_type_check
+from collections.abc import Callable
+from typing import Any, no_type_check
 
 import numpy as np
 
 from sordino.installation import require
 from sordino.mechanisms.tensor_noise import SHORT, UNIT
+from sordino.randomness import RandomStream
 
 require("numba", "numba", user="compiled noise")
 
 import numba  # noqa: E402
 from numba.extending import register_jitable  # noqa: E402
+
+from sordino.mechanisms import compiled_words  # noqa: E402
 
 _INT, _SINGLE = np.int32, np.float32
 
@@ -95,34 +102,109 @@ def normal_pair(numerator, turn, stddev):
     return radius * cosine, radius * sine
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# A block of draws: cosines first, pair i from the words i and n + i. Pairs whose first word is below `SHORT`, which
+# needs more bits than it has, get zeros, and are listed.
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Pairs whose words are made at once.
+_FEW = 1024
+_MOST = np.uint32(0xFFFF_FFFF)
+
+
+@register_jitable
 @no_type_check
-def _add_pairs(words, stddev, out):
-    """Add 2·n draws to `out` from as many words: cosines first, pair i from the words i and n + i.
+def _add(numerators, turns, stddev, cosines, sines):
+    """Add the draws of pairs; the smallest numerator."""
+    smallest = _MOST
+    for i in range(len(cosines)):
+        smallest = min(smallest, numerators[i])
+        own = stddev if numerators[i] >= SHORT else _ZERO
+        cosine, sine = normal_pair(np.float32(numerators[i]), turns[i], own)
+        cosines[i] += cosine
+        sines[i] += sine
+    return smallest
 
-    Pairs whose first word is below `SHORT`, which needs more bits than it has, get zeros: their draws are the caller's.
-    """
+
+@register_jitable
+@no_type_check
+def _list(numerators, turns, first, rare, found):
+    """Write position, numerator and turn of pairs that need more bits to `rare`, behind those found already."""
+    for i in range(len(numerators)):
+        if numerators[i] < SHORT:
+            rare[found, 0], rare[found, 1], rare[found, 2] = first + i, numerators[i], turns[i]
+            found += 1
+    return found
+
+
+@no_type_check
+def _add_pairs(words, stddev, out, rare):
     pairs = len(words) // 2
-    for i in range(pairs):
-        own = stddev if words[i] >= SHORT else _ZERO
-        first, second = normal_pair(np.float32(words[i]), words[pairs + i], own)
-        out[i] += first
-        out[pairs + i] += second
+    smallest = _add(words[:pairs], words[pairs:], stddev, out[:pairs], out[pairs:])
+    return _list(words[:pairs], words[pairs:], 0, rare, 0) if smallest < SHORT else 0
 
 
-def _compiled():
+@no_type_check
+def _add_draws(key, first, stddev, out, rare):
+    pairs, found = len(out) // 2, 0
+    keys = compiled_words.expand(key)
+    size = _FEW + 2 * compiled_words.WORDS_AT_ONCE
+    first_words, second_words = np.empty(size, np.uint32), np.empty(size, np.uint32)
+    for start in range(0, pairs, _FEW):
+        few = min(_FEW, pairs - start)
+        begin = compiled_words.fill(first_words, keys, first + start, few)
+        numerators = first_words[begin : begin + few]
+        begin = compiled_words.fill(second_words, keys, first + pairs + start, few)
+        turns = second_words[begin : begin + few]
+        cosines, sines = out[start : start + few], out[pairs + start : pairs + start + few]
+        if _add(numerators, turns, stddev, cosines, sines) < SHORT:
+            found = _list(numerators, turns, start, rare, found)
+    return found
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
-        return numba.njit(nogil=True, cache=True)(_add_pairs)
+        return numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # no folder can be written that machine code could be kept in
-        return numba.njit(nogil=True)(_add_pairs)
+        return numba.njit(nogil=True)(function)
 
 
-add_pairs = _compiled()
+add_pairs = _compiled(_add_pairs)
+add_draws = _compiled(_add_draws)
+
+
+def add_block(out: np.ndarray, stream: RandomStream, stddev: np.float32, words: np.ndarray, rare: np.ndarray) -> int:
+    """Add `stddev` times an even number of draws to `out`, and read their words from the stream.
+
+    Args:
+        out: single precision.
+        stream: source of the words; afterwards it stands behind them.
+        stddev: ≥ 0.
+        words: space for as many words of 32 bits as `out` has entries.
+        rare: space for three words of 32 bits for each pair. A row for each pair that has no draws yet is written:
+            position, numerator, turn.
+
+    Returns:
+        How many such pairs there are.
+    """
+    key, position = stream.key_and_position()
+    if not (_HAS_INSTRUCTIONS and position % 4 == 0 and position < _FAR):
+        stream.fill(words.data)
+        return add_pairs(words, stddev, out, rare)
+    stream.skip(out.nbytes)
+    return add_draws(np.frombuffer(key, np.uint32), position // 4, stddev, out, rare)
+
+
+_HAS_INSTRUCTIONS = compiled_words.is_supported()
+# Bytes; further counters would need more than 64 bits.
+_FAR = 1 << 62
 
 
 def equals_its_source() -> bool:
     """Whether machine code was made, and gives the bits that its source gives on NumPy's arrays.
 
-    For words near each power of two, where exponents and quarters of a turn change, and for words spread over all.
+    For words near each power of two, where exponents and quarters of a turn change, and for words spread over all. If
+    the words are made here too, they are compared with those of the stream.
     """
     if numba.config.DISABLE_JIT:
         return False
@@ -131,6 +213,19 @@ def equals_its_source() -> bool:
     turns = np.concatenate([np.array([word for word in near if 0 <= word < 1 << 32], np.uint32), spread])
     # Each word meets another as numerator and as turn.
     numerators, stddev = np.maximum(turns[::-1], np.uint32(SHORT)), np.float32(1.1)
-    made = np.zeros(2 * len(turns), np.float32)
-    add_pairs(np.concatenate([numerators, turns]), stddev, made)
-    return np.array_equal(np.concatenate(normal_pair(np.float32(numerators), turns, stddev)), made)
+    made, rare = np.zeros(2 * len(turns), np.float32), np.empty((len(turns), 3), np.uint32)
+    add_pairs(np.concatenate([numerators, turns]), stddev, made, rare)
+    if not np.array_equal(np.concatenate(normal_pair(np.float32(numerators), turns, stddev)), made):
+        return False
+    return not _HAS_INSTRUCTIONS or all(_has_the_words_of(position) for position in (0, 4, 2**34 - 40, 2**61 + 8))
+
+
+def _has_the_words_of(position: int) -> bool:
+    """Whether draws from this byte of a stream on are those of its words; they cross a boundary of `_FEW`."""
+    pairs, key = _FEW + 5, bytes(range(32))
+    words, rare = np.empty(2 * pairs, np.uint32), np.empty((pairs, 3), np.uint32)
+    RandomStream(key, position=position).fill(words.data)
+    made, right = np.zeros(2 * pairs, np.float32), np.zeros(2 * pairs, np.float32)
+    add_block(made, RandomStream(key, position=position), np.float32(1), words.copy(), rare)
+    add_pairs(words, np.float32(1), right, rare)
+    return np.array_equal(made, right)

@@ -270,6 +270,8 @@ class _Arrays:
         self.pairs, self._words = pairs, np.empty(2 * pairs, np.uint64 if working == np.float64 else np.uint32)
         self._radii, self._angles = np.empty(pairs, working), np.empty(pairs, working)
         self._draws = np.empty(2 * pairs, working)
+        # Pages that nothing is written to take no memory.
+        self._rare: np.ndarray | None = None
 
     def draw(self, pairs: int, stream: RandomStream, stddev: float, compiled: ModuleType | None) -> np.ndarray:
         """`stddev` times 2·`pairs` draws; the next call overwrites them."""
@@ -284,12 +286,13 @@ class _Arrays:
 
     def add_compiled(self, out: np.ndarray, stream: RandomStream, stddev: float, compiled: ModuleType) -> None:
         """Add `stddev` times an even number of draws of single precision to `out`."""
-        words, pairs, scale = self._words[: len(out)], len(out) // 2, np.float32(stddev)
-        stream.fill(words.data)
-        compiled.add_pairs(words, scale, out)
-        if words[:pairs].min() < SHORT:
-            rare, numerators = _longer_words(words[:pairs], stream)
-            cosines, sines = compiled.normal_pair(numerators, words[pairs + rare], scale)
+        pairs, scale = len(out) // 2, np.float32(stddev)
+        if self._rare is None:
+            self._rare = np.empty((self.pairs, 3), np.uint32)
+        count = compiled.add_block(out, stream, scale, self._words[: len(out)], self._rare)
+        if count:
+            rare, words, turns = self._rare[:count].T
+            cosines, sines = compiled.normal_pair(_with_more_bits(words, rare, pairs, stream), turns, scale)
             out[rare] += cosines
             out[pairs + rare] += sines
 
@@ -301,8 +304,8 @@ class _Arrays:
         if single:
             np.copyto(radius, words[:pairs], casting="same_kind")
             if words[:pairs].min() < SHORT:
-                rare, numerators = _longer_words(words[:pairs], stream)
-                radius[rare] = numerators
+                rare = np.flatnonzero(words[:pairs] < SHORT)
+                radius[rare] = _with_more_bits(words[rare], rare, pairs, stream)
             np.multiply(radius, UNIT, out=radius)
             np.log(radius, out=radius)
         else:
@@ -353,16 +356,15 @@ def _arrays(working: np.dtype, pairs: int) -> Iterator[_Arrays]:
     free.append(arrays)
 
 
-def _longer_words(words: np.ndarray, stream: RandomStream) -> tuple[np.ndarray, np.ndarray]:
-    """Where a word w is small, and 2³²·U there: w + V with a uniform V of 52 bits; elsewhere it is w.
+def _with_more_bits(words: np.ndarray, rare: np.ndarray, pairs: int, stream: RandomStream) -> np.ndarray:
+    """2³²·U of the pairs at the positions `rare`, whose words w are small: w + V with a uniform V of 52 bits.
 
-    `stream` has been read up to the end of the block's words.
+    `stream` has been read up to the end of the words of the block's `pairs`.
     """
-    rare = np.flatnonzero(words < SHORT)
     # As far behind a pair's own bits as the reserve of any other pair lies behind those.
-    behind = _RESERVE - 2 * words.nbytes
+    behind = _RESERVE - 8 * pairs
     further = [stream.ahead(behind + 8 * int(position)).uniform(1)[0] for position in rare]
-    return rare, (words[rare] + np.array(further)).astype(np.float32)
+    return (words + np.array(further)).astype(np.float32)
 
 
 def _uniforms(words: np.ndarray) -> np.ndarray:
