@@ -17,9 +17,12 @@ from sordino.accounting.base import (
     bounding_events,
     double_precision,
     flatten,
-    sampled_epsilon,
 )
-from sordino.accounting.composition_theorems import BasicCompositionAccountant, OptimalCompositionAccountant
+from sordino.accounting.composition_theorems import (
+    BasicCompositionAccountant,
+    OptimalCompositionAccountant,
+    parameters,
+)
 from sordino.accounting.contour import ClosedFormAccountant, ContourAccountant
 from sordino.accounting.pld import PLDAccountant
 from sordino.accounting.private_selection import SelectionAccountant
@@ -27,14 +30,8 @@ from sordino.accounting.rdp import GDPAccountant, RDPAccountant, ZCDPAccountant
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import (
-    BoundedRange,
-    DiscreteLaplace,
     Event,
-    Laplace,
     PoissonSampled,
-    PureDP,
-    RandomizedResponse,
-    RepeatAndSelect,
     SampledWithoutReplacement,
 )
 
@@ -318,33 +315,14 @@ def _pure(steps: EventCounts, neighboring_relation: NeighboringRelation) -> tupl
     """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
     if any(_is_unbounded(event) for event, _ in steps.counts):
         return math.inf, math.inf
-    losses = [(count, _max_loss(event, neighboring_relation)) for event, count in steps.counts]
-    if any(loss is None for _, loss in losses):
+    try:
+        parts = parameters(steps, neighboring_relation)
+    except UnsupportedEvent:
         return 0.0, math.inf
-    total = math.fsum(count * loss for count, loss in losses if loss is not None)
+    if any(delta > 0 for _, delta, _ in parts):
+        return 0.0, math.inf
+    total = math.fsum(count * epsilon for epsilon, _, count in parts)
     return total * (1 - 1e-14), total * (1 + 1e-14)
-
-
-def _max_loss(event: Event, neighboring_relation: NeighboringRelation) -> float | None:
-    """The essential supremum of one step's loss, or None where only a bound would be known."""
-    match event:
-        case Laplace():
-            return 1 / event.noise_multiplier
-        case DiscreteLaplace():
-            return event.sensitivity / event.scale
-        case PureDP() | RandomizedResponse() | BoundedRange():
-            return event.epsilon
-        case RepeatAndSelect() if event.distribution != "poisson":
-            inner = _max_loss(event.event, neighboring_relation)
-            shape = 0.0 if event.distribution == "threshold" else event.shape
-            return None if inner is None else (2 + shape) * inner
-        case PoissonSampled() if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
-            # Removing has the larger supremum: log(1 + q(e^ε − 1)). A replaced record has no such hiding place: what a
-            # batch without it gives may be far from both.
-            inner = _max_loss(event.event, neighboring_relation)
-            return None if inner is None else sampled_epsilon(inner, event.sample_rate)
-        case _:
-            return None
 
 
 def _is_unbounded(event: Event) -> bool:

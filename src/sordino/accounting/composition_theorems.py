@@ -48,6 +48,8 @@ def step_parameters(event: Event, neighboring_relation: NeighboringRelation) -> 
         case DiscreteLaplace():
             return event.sensitivity / event.scale, 0.0
         case PoissonSampled() if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
+            # Removing has the larger loss: log(1 + q(e^ε − 1)). A replaced record has no such bound: what a batch
+            # without it gives may be far from both.
             epsilon, delta = step_parameters(event.event, neighboring_relation)
             return sampled_epsilon(epsilon, event.sample_rate), event.sample_rate * delta
         case RepeatAndSelect() if event.distribution != "poisson":
