@@ -63,13 +63,19 @@ def test_affine_maps_are_those_of_double_precision(activation, biased, k, m, n):
 
 
 @pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("outputs", [300, 900])
+@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("turned", [True, False])
-def test_a_map_is_the_same_for_any_number_of_rows(turned):
-    weight, bias = normal(300, 200, seed=1) / 15, normal(300, seed=2)
+def test_a_map_is_the_same_for_any_number_of_rows(outputs, biased, turned):
+    weight, bias = normal(outputs, 200, seed=1) / 15, normal(outputs, seed=2) if biased else None
     call = affine_map(64, weight.t().contiguous().t() if turned else weight, bias, "tanh")
+    shift = 0 if bias is None else bias.double()
     for rows in (64, 1, 200, 64):
         x = normal(rows, 400, seed=rows)[:, :200]
-        assert_product(call(x), x, weight.t(), lambda z: torch.tanh(z + bias.double()))
+        # Where results go, rows may be apart in memory.
+        out = torch.full((rows, outputs + 7), torch.nan)[:, :outputs]
+        call(x, out)
+        assert_product(out, x, weight.t(), lambda z: torch.tanh(z + shift))
 
 
 @pytest.mark.usefixtures("library")

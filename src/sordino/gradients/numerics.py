@@ -500,6 +500,8 @@ Activation = Literal["none", "tanh", "sigmoid", "relu"]
 
 # Multiply-adds from which a call of oneDNN pays for its longer way in.
 _LEAST = 2_000_000
+# Entries of a weight up to which its kernels are no faster where they are no wider: see `_has_whole_units`.
+_SMALL_WEIGHT = 1 << 17
 # MKL takes three to eight times as long for a product of fewer columns than this as for the same one turned.
 _FEW_COLUMNS = 16
 # Lengths of sums are multiples of this, and what is left is added apart.
@@ -518,17 +520,20 @@ def affine(
 
 def affine_map(
     rows: int, weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
-) -> Callable[[Float[Tensor, "K d"]], Float[Tensor, "K p"]]:
-    """`affine` as a function of x alone, for many calls with about as many `rows` each.
+) -> Callable[[Float[Tensor, "K d"], Float[Tensor, "K p"]], object]:
+    """`affine` as a function of x and of where the result goes, for many calls with about as many `rows` each.
 
-    The weight is brought into the order of oneDNN's kernels once; it must stay as it is.
+    The weight must stay as it is. It is brought into the order of oneDNN's kernels once, where these are faster.
     """
-    if _by_onednn(weight, weight, rows * weight.numel()):
+    by_onednn = _by_onednn(weight, weight, rows * weight.numel())
+    if by_onednn and (weight.numel() > _SMALL_WEIGHT or _has_whole_units()):
         call = torch.ops.mkldnn._linear_pointwise.default
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
-        return lambda x: call(x, packed, bias, activation, [], "")
-    turned = weight.t()
-    return lambda x: _applied(x, turned, bias, activation)
+        return lambda x, out: out.copy_(call(x, packed, bias, activation, [], ""))
+    turned, apply = weight.t(), _APPLIED[activation]
+    if bias is None:
+        return lambda x, out: apply(torch.mm(x, turned, out=out))
+    return lambda x, out: apply(torch.addmm(bias, x, turned, out=out))
 
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:

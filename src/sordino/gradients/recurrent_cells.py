@@ -86,12 +86,6 @@ def first(tensor: Tensor, n: int) -> Tensor:
     return tensor if tensor.shape[0] == n else tensor[:n]
 
 
-def with_ended(now: Tensor, before: Tensor) -> Tensor:
-    """The active records' rows of `now`, the others' of `before`."""
-    n = now.shape[0]
-    return now if n == before.shape[0] else torch.cat([now, before[n:]])
-
-
 def carry(states: Sequence[Tensor], before: int, behind: int, n: int) -> None:
     """The ended records' state stays."""
     if n < states[behind].shape[0]:
@@ -198,14 +192,15 @@ NUMPY = Elementwise(
 
 
 class _Work:
-    """What one step works in: parts of `space` [6, B, h], cut to the active records."""
+    """What one step works in: parts of `space` [7, B, h] and `gates` [B, 2, h], cut to the active records."""
 
-    def __init__(self, space: Tensor, n: int, ops: Elementwise) -> None:
+    def __init__(self, space: Tensor, gates: Tensor, n: int, ops: Elementwise) -> None:
         cut = space[:, :n]
         self.records = n
-        # r and z as records have them.
-        self.squashed = cut[:2].transpose(0, 1)
-        self.r, self.z, self.new, self.kept, self.flat, self.one = ops.of(cut)
+        # r and z as records have them, as they come and squashed; what the state sends to n.
+        self.gates, self.squashed, self.m = gates[:n], cut[:2].transpose(0, 1), cut[6]
+        self.product = self.gates.flatten(1)
+        self.r, self.z, self.new, self.kept, self.flat, self.one, self.sent = ops.of(cut)
 
 
 def gru_forward(
@@ -220,17 +215,19 @@ def gru_forward(
     of_state = affine_map(records, cell.weight_hh[2 * h :], shifts[1])
     ops = elementwise(joined, records * h)
     of, multiply, less_product = ops.of, ops.multiply, ops.less_product
-    slopes, space = joined.new_empty(len(steps.active), 5, records, h), joined.new_empty(6, records, h)
+    slopes, space = joined.new_empty(len(steps.active), 5, records, h), joined.new_empty(7, records, h)
+    gates = joined.new_empty(records, 2, h)
     space[5] = 1
     every, state_of = joined.unbind(0), states.unbind(0)
     from_input, slopes_of, positions = of(of_input.unflatten(0, joined.shape[:2])), of(slopes), of(states)
-    work = _Work(space, records, ops)
+    work = _Work(space, gates, records, ops)
     for t, before, behind, n in steps.forwards():
         if n != work.records:
-            work = _Work(space, n, ops)
-        torch.sigmoid(gates_of(first(every[before], n)).view(n, 2, h), out=work.squashed)
-        sent = of(of_state(first(state_of[before], n)))
-        ops.plus_product(from_input[before][:n], work.r, sent, work.new)
+            work = _Work(space, gates, n, ops)
+        gates_of(first(every[before], n), work.product)
+        torch.sigmoid(work.gates, out=work.squashed)
+        of_state(first(state_of[before], n), work.m)
+        ops.plus_product(from_input[before][:n], work.r, work.sent, work.new)
         ops.tanh(work.new, work.new)
         ops.subtract(positions[before][:n], work.new, work.kept)
         multiply(work.z, work.kept, work.kept)
@@ -239,7 +236,7 @@ def gru_forward(
         less_product(work.one, work.new, work.new, work.flat)
         less_product(work.flat, work.flat, work.z, at_new)
         multiply(at_new, work.r, at_sent)
-        less_product(sent, sent, work.r, at_r)
+        less_product(work.sent, work.sent, work.r, at_r)
         less_product(work.kept, work.kept, work.z, at_z)
         z[:] = work.z
         carry(state_of, before, behind, n)
@@ -259,7 +256,7 @@ def gru_backward(
     del dc
     (slopes,) = kept
     records, h = states.shape[1:]
-    back = affine_map(records, cell.weight_hh.t().contiguous())
+    back, dh = affine_map(records, cell.weight_hh.t()), dh.clone(memory_format=torch.contiguous_format)
     ops = elementwise(states, records * h)
     of, multiply = ops.of, ops.multiply
     d_state, d_new, arriving = (
@@ -268,17 +265,16 @@ def gru_backward(
         states.new_empty(records, h),
     )
     rows, slopes_of, arrived = d_state.unbind(0), of(slopes), of(grads)
-    d_state_of, d_new_of, d_states = of(d_state), of(d_new), of(arriving)
+    d_state_of, d_new_of, d_states, d_before = of(d_state), of(d_new), of(arriving), of(dh)
     for t, _, _, n in reversed(steps.forwards()):
-        slope, d_gate, du = slopes_of[t][:, :n], d_state_of[t][:n], d_states[:n]
-        ops.add(of(dh)[:n], arrived[t][:n], du)
+        slope, d_gate, du, now = slopes_of[t][:, :n], d_state_of[t][:n], d_states[:n], d_before[:n]
+        ops.add(now, arrived[t][:n], du)
         for gate in (1, 2):
             multiply(du, slope[gate], d_gate[:, gate * h : (gate + 1) * h])
         multiply(d_gate[:, 2 * h :], slope[0], d_gate[:, :h])
         multiply(du, slope[3], d_new_of[t][:n])
-        now = back(first(rows[t], n))
-        ops.plus_product(of(now), du, slope[4], of(now))
-        dh = with_ended(now, dh)
+        back(first(rows[t], n), first(dh, n))
+        ops.plus_product(now, du, slope[4], now)
     return Result(input_gates=torch.cat([d_state[..., : 2 * h], d_new], dim=2), state_gates=d_state, dh=dh)
 
 
@@ -293,14 +289,15 @@ def gru_backward(
 
 
 class _LstmWork:
-    """What one step works in: parts of `space` [10, B, h], cut to the active records."""
+    """What one step works in: parts of `space` [10, B, h] and `gates` [B, 4, h], cut to the active records."""
 
-    def __init__(self, space: Tensor, n: int, ops: Elementwise) -> None:
+    def __init__(self, space: Tensor, gates: Tensor, n: int, ops: Elementwise) -> None:
         cut = space[:, :n]
         arrays = ops.of(cut)
         self.records = n
-        # i, f, g, o as records have them, all squashed as i, f, o are; that of g isn't read.
-        self.squashed = cut[:4].transpose(0, 1)
+        # i, f, g, o as records have them, as they come and all squashed as i, f, o are; that of g isn't read.
+        self.gates, self.squashed = gates[:n], cut[:4].transpose(0, 1)
+        self.product, self.before_g = self.gates.flatten(1), ops.of(self.gates)[:, 2]
         self.i_f, self.i, self.f, self.o = arrays[:2], arrays[0], arrays[1], arrays[3]
         self.g_c, self.g, self.c = arrays[4:6], arrays[4], arrays[5]
         self.ig_fc, self.ig, self.fc = arrays[6:8], arrays[6], arrays[7]
@@ -317,16 +314,17 @@ def lstm_forward(
     ops = elementwise(joined, records * h)
     multiply, add, tanh, less_product = ops.multiply, ops.add, ops.tanh, ops.less_product
     slopes, space = joined.new_empty(count, 6, records, h), joined.new_empty(10, records, h)
+    gates = joined.new_empty(records, 4, h)
     space[5] = c
     unprojected = joined.new_empty(0) if project is None else space_for(steps, joined, h)
     every, state_of = joined.unbind(0), states.unbind(0)
-    slopes_of, positions, work = ops.of(slopes), ops.of(states), _LstmWork(space, records, ops)
+    slopes_of, positions, work = ops.of(slopes), ops.of(states), _LstmWork(space, gates, records, ops)
     for t, before, behind, n in steps.forwards():
         if n != work.records:
-            work = _LstmWork(space, n, ops)
-        gates = gates_of(first(every[before], n))
-        torch.sigmoid(gates.view(n, 4, h), out=work.squashed)
-        tanh(ops.of(gates)[:, 2 * h : 3 * h], work.g)
+            work = _LstmWork(space, gates, n, ops)
+        gates_of(first(every[before], n), work.product)
+        torch.sigmoid(work.gates, out=work.squashed)
+        tanh(work.before_g, work.g)
         multiply(work.i_f, work.g_c, work.ig_fc)
         add(work.ig, work.fc, work.c)
         tanh(work.c, work.s)
@@ -335,7 +333,7 @@ def lstm_forward(
             positions[behind][:n] = work.u
         else:
             unprojected[t, :n] = work.unprojected
-            state_of[behind][:n] = project(work.unprojected)
+            project(work.unprojected, first(state_of[behind], n))
         slope = slopes_of[t][:, :n]
         less_product(work.ig_fc, work.ig_fc, work.i_f, slope[:2])
         less_product(work.i, work.ig, work.g, slope[2])
@@ -358,28 +356,35 @@ def lstm_backward(
     """The gradients at the gates and at the first states."""
     slopes, unprojected = kept
     records, h, r = states.shape[1], cell.weight_hh.shape[0] // 4, states.shape[2]
-    back = affine_map(records, cell.weight_hh.t().contiguous())
-    unproject = None if cell.weight_hr is None else affine_map(records, cell.weight_hr.t().contiguous())
+    back, dh = affine_map(records, cell.weight_hh.t()), dh.clone(memory_format=torch.contiguous_format)
+    unproject = None if cell.weight_hr is None else affine_map(records, cell.weight_hr.t())
     ops = elementwise(states, records * h)
     of, multiply, add, plus_product = ops.of, ops.multiply, ops.add, ops.plus_product
     d_gates = space_for(steps, states, 4 * h)
     d_outputs = None if unproject is None else space_for(steps, states, r)
     dc = states.new_zeros(records, h) if dc is None else dc.clone()
-    arriving = states.new_empty(records, r)
-    rows, slopes_of, arrived = d_gates.unbind(0), of(slopes), of(grads)
-    d_gates_of, d_cells, d_states = of(d_gates), of(dc), of(arriving)
+    # Gradients at the gates, each apart in memory: rows are written whole, for parts of a row are slow to reach.
+    apart, arriving, unprojecting = (
+        states.new_empty(4, records, h),
+        states.new_empty(records, r),
+        dc.new_empty(dc.shape),
+    )
+    by_record, rows, split = apart.transpose(0, 1), d_gates.unbind(0), d_gates.unflatten(2, (4, h)).unbind(0)
+    slopes_of, arrived, d_cells, d_before = of(slopes), of(grads), of(dc), of(dh)
+    d_parts, d_states, d_unprojected = of(apart), of(arriving), of(unprojecting)
     for t, _, _, n in reversed(steps.forwards()):
-        slope, d_gate, d_cell, du = slopes_of[t][:, :n], d_gates_of[t][:n], d_cells[:n], d_states[:n]
-        add(of(dh)[:n], arrived[t][:n], du)
+        slope, d_gate, d_cell, du = slopes_of[t][:, :n], d_parts[:, :n], d_cells[:n], d_states[:n]
+        add(d_before[:n], arrived[t][:n], du)
         if d_outputs is not None and unproject is not None:
             d_outputs[t, :n] = arriving[:n]
-            du = of(unproject(arriving[:n]))
+            unproject(first(arriving, n), first(unprojecting, n))
+            du = d_unprojected[:n]
         plus_product(d_cell, du, slope[4], d_cell)
-        for gate in range(3):
-            multiply(d_cell, slope[gate], d_gate[:, gate * h : (gate + 1) * h])
-        multiply(du, slope[3], d_gate[:, 3 * h :])
+        multiply(d_cell, slope[:3], d_gate[:3])
+        multiply(du, slope[3], d_gate[3])
         multiply(d_cell, slope[5], d_cell)
-        dh = with_ended(back(first(rows[t], n)), dh)
+        first(split[t], n).copy_(first(by_record, n))
+        back(first(rows[t], n), first(dh, n))
     result = Result(input_gates=d_gates, state_gates=d_gates, dh=dh, dc=dc)
     return result if d_outputs is None else replace(result, unprojected=unprojected, outputs=d_outputs)
 
@@ -401,7 +406,7 @@ def rnn_forward(
     every, state_of = joined.unbind(0), states.unbind(0)
     new_state = affine_map(joined.shape[1], weight, bias, "tanh" if cell.kind == "tanh" else "relu")
     for _, before, behind, n in steps.forwards():
-        first(state_of[behind], n).copy_(new_state(first(every[before], n)))
+        new_state(first(every[before], n), first(state_of[behind], n))
         carry(state_of, before, behind, n)
     return [], c
 
@@ -418,7 +423,8 @@ def rnn_backward(
     """The gradients at the gates and at the first state."""
     del dc, kept
     d_gates = space_for(steps, states, states.shape[2])
-    back = affine_map(states.shape[1], cell.weight_hh.t().contiguous())
+    back = affine_map(states.shape[1], cell.weight_hh.t())
+    dh = dh.clone(memory_format=torch.contiguous_format)
     rows, arrived = d_gates.unbind(0), grads.unbind(0)
     for t, _, behind, n in reversed(steps.forwards()):
         new = first(states[behind], n)
@@ -428,5 +434,5 @@ def rnn_backward(
             _tanh_slope(d_now, new, grad_input=row)
         else:
             torch.mul(d_now, new > 0, out=row)
-        dh = with_ended(back(row), dh)
+        back(row, first(dh, n))
     return Result(input_gates=d_gates, state_gates=d_gates, dh=dh)
