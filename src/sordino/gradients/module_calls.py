@@ -160,9 +160,9 @@ class ModuleTracer:
         A model that is called without tensors (on texts) makes those of the records by itself.
         """
         count = self._recordings
-        if in_compiled() or not any(isinstance(leaf, Tensor) for leaf in tree_flatten((args, dict(kwargs)))[0]):
+        if in_compiled() or not (self._is_needed or count & (count - 1) == 0):
             return False
-        return self._is_needed or count & (count - 1) == 0
+        return any(isinstance(leaf, Tensor) for leaf in tree_flatten((args, dict(kwargs)))[0])
 
     def need(self) -> None:
         """Follow the whole model from the next recording on."""

@@ -278,7 +278,7 @@ def _blocked(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
         return torch.linalg.vector_norm(rows, dim=1).double().square_()
     block = _block_length(length)
     whole = length // block * block
-    blocks = (rows if whole == length else rows[:, :whole]).unflatten(1, (-1, block))
+    blocks = (rows if whole == length else rows[:, :whole]).view(rows.shape[0], -1, block)
     # The norm of the blocks' norms.
     sums = _widened(torch.linalg.vector_norm(blocks, dim=2))
     if whole < length:
@@ -538,9 +538,10 @@ def affine_map(
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
     """``left^T right``; it may be laid out column by column."""
-    # Few columns are no faster.
+    work = left.numel() * right.shape[1]
+    # With few columns or rows the call pays from larger products on.
     thin = min(left.shape[1], right.shape[1]) < _FEW_COLUMNS
-    if thin or not _by_onednn(left, right, left.numel() * right.shape[1]):
+    if not _by_onednn(left, right, work // 3 if thin else work):
         return (right.t() @ left).t() if right.shape[1] < min(_FEW_COLUMNS, left.shape[1]) else left.t() @ right
     rows, wide, narrow = left.shape[0], left.shape[1], right.shape[1]
     if wide > narrow and rows * (wide - narrow) >= wide * narrow:

@@ -85,6 +85,7 @@ class ClippedSumAccumulator:
 
     def __init__(self, capture: Contributions) -> None:
         self._capture = capture
+        self._recorder = capture if isinstance(capture, Recorder) else None
         self._moving: QuantileThresholds | None = None
         self._names: tuple[tuple[str, ...], ...] = ()
         self._groups: list[list[nn.Parameter]] = []
@@ -129,15 +130,13 @@ class ClippedSumAccumulator:
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
-        if isinstance(self._capture, Recorder):
-            if self._capture.sums_in_backward:
-                if records:
-                    self._capture.add_backward_sums(into)
-                return
-            with self._capture.reading():
-                self._clip_and_add(into, records)
-        else:
+        if self._recorder is None:
             self._clip_and_add(into, records)
+        elif not self._recorder.sums_in_backward:
+            with self._recorder.reading():
+                self._clip_and_add(into, records)
+        elif records:
+            self._recorder.add_backward_sums(into)
 
     def _clip_and_add(self, into: dict[nn.Parameter, Tensor], records: int) -> None:
         squares = self._capture.squared_norm_bounds(self._groups if len(self._groups) > 1 else None)

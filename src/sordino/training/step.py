@@ -136,6 +136,8 @@ class PrivateStep:
         options = PerformanceOptions(clipping_mode=clipping_mode).options()
         plan.check_options(options | ({Option.UNITS_IN_LOOP} if by_unit else set()))
         self._capture = capture
+        # Asked once: the answer takes as long as an operation on a small tensor.
+        self._recorded = capture if isinstance(capture, Recorder) else None
         self._at = plan.step_plan if step_plan_fn is None else step_plan_fn
         self._randomness = rng
         self._step: int | None = None
@@ -224,10 +226,10 @@ class PrivateStep:
         self._recorder().start(rows, scale=scale, backward_strategy=self._taking(chunk))
 
     def _recorder(self) -> Recorder:
-        if not isinstance(self._capture, Recorder):
+        if self._recorded is None:
             self.abandon()
             raise NonPrivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
-        return self._capture
+        return self._recorded
 
     def _taking(self, chunk: Microbatch) -> NormsInBackward | GroupwiseInBackward | TwoPassBackward | None:
         """What measures or clips while backward passes run."""
