@@ -1,14 +1,17 @@
 import copy
 import shutil
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
-from sordino import PerformanceOptions, Plan, fit
+from sordino import PerformanceOptions, Plan, PrivacyEngine, fit
 from sordino.clipping import QuantileClipping
-from sordino.errors import InvalidArgument, UnsupportedModule
+from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep, NotOffered, UnsupportedModule
+from sordino.gradients.step_graphs import StepGraphs
 from sordino.randomness import KeyedRNG
 from sordino.schedules import ExponentialSchedule
 from sordino.training.compiled_step import padded_size
@@ -117,3 +120,191 @@ def test_sizes_are_public_few_and_large_enough() -> None:
             assert records <= size < records + 4 * expected**0.5 + 1
         likely = range(int(expected - 2 * expected**0.5), int(expected + 2 * expected**0.5) + 1)
         assert len({padded_size(max(records, 1), expected) for records in likely}) <= 4
+
+
+# --- loops of the user's own ----------------------------------------------------------------------------------------
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
+
+
+def tabular(records: int = 160) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.rand(records, 7, generator=generator), torch.randint(3, (records,), generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+class Loop:
+    """A custom loop around an engine with a chosen seed."""
+
+    def __init__(
+        self, model: nn.Module, data: TensorDataset | None = None, *, batch_size: int = 16, **changes: object
+    ) -> None:
+        of_engine = {name: changes.pop(name) for name in ("clipping_mode", "secure_mode") if name in changes}
+        self.engine = PrivacyEngine(reproducible=True, seed=3, **of_engine)
+        values = {"noise_multiplier": 1.0, "max_grad_norm": 0.5} | changes
+        self.model, self.optimizer, self.loader = self.engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            data_loader=DataLoader(tabular() if data is None else data, batch_size=batch_size),
+            **values,
+        )
+
+    def train(self, *, compiled: bool, epochs: int = 1) -> Tensor:
+        backward = self.engine.compiled_backward(self.model, cross_entropy) if compiled else self.backward
+        for _ in range(epochs):
+            for x, y in self.loader:
+                backward(x, y)
+                self.optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+    def backward(self, x: Tensor, y: Tensor) -> None:
+        self.engine.backward(cross_entropy(self.model, x, y))
+
+
+def runs_of_graphs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether graphs gave the sums, one entry for each of their runs."""
+    runs: list[bool] = []
+    run = StepGraphs.run
+
+    def noted(graphs: StepGraphs, batch: Sequence[Tensor], counted: Tensor) -> dict[nn.Parameter, Tensor] | None:
+        sums = run(graphs, batch, counted)
+        runs.append(sums is not None)
+        return sums
+
+    monkeypatch.setattr(StepGraphs, "run", noted)
+    return runs
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_compiled_loop_ends_where_the_ordinary_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, ordinary = Loop(network()), Loop(network())
+    runs = runs_of_graphs(monkeypatch)
+    found = compiled.train(compiled=True)
+    # Batches of 6 to 23 records: three sizes, each compared once when it is recorded.
+    assert runs.count(True) == 3 + (10 - 3)
+    torch.testing.assert_close(found, ordinary.train(compiled=False), rtol=1e-6, atol=1e-6)
+    assert compiled.engine.event() == ordinary.engine.event()
+    assert compiled.engine.get_epsilon(1e-5) == ordinary.engine.get_epsilon(1e-5)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_parts_empty_batches_and_a_record_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop() -> Loop:
+        data = tabular(24)
+        data.tensors[0][5] = torch.nan
+        return Loop(network(), data, batch_size=2, microbatch_size=2)
+
+    compiled, ordinary = loop(), loop()
+    runs = runs_of_graphs(monkeypatch)
+    found = compiled.train(compiled=True, epochs=2)
+    assert False in runs
+    assert runs.count(True) > 10
+    torch.testing.assert_close(found, ordinary.train(compiled=False, epochs=2), rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_what_is_done_with_a_batch_besides_is_refused() -> None:
+    # Every batch has all 160 records: the second one goes through the graphs of the first.
+    loop = Loop(network(), batch_size=160)
+    backward = loop.engine.compiled_backward(loop.model, cross_entropy)
+    for batch in loop.loader:
+        backward(*batch)
+        loop.optimizer.step()
+    x, y = next(batches := iter(loop.loader))
+    backward(x, y)
+    with torch.no_grad():
+        assert loop.model(x).shape == (len(x), 3)
+    with pytest.raises(NonPrivateStep, match="one compiled_backward"):
+        backward(x, y)
+    with pytest.raises(NonPrivateStep, match="one compiled_backward"):
+        loop.model(x)
+    batches.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["mean", "in place", "order", "missing", "foreign", "earlier"])
+def test_anything_but_the_batch_as_it_came_is_refused(change: str) -> None:
+    loop = Loop(network())
+    backward = loop.engine.compiled_backward(loop.model, cross_entropy)
+    batches = iter(loop.loader)
+    old = next(batches)
+    x, y = next(batches)
+    before = [parameter.detach().clone() for parameter in loop.model.parameters()]
+    if change == "in place":
+        x.sub_(x.mean(0))
+    given = {
+        "mean": lambda: (x - x.mean(0), y),
+        "in place": lambda: (x, y),
+        "order": lambda: (y, x),
+        "missing": lambda: (x,),
+        "foreign": lambda: (torch.rand(4, 7), torch.zeros(4).long()),
+        "earlier": lambda: old,
+    }[change]()
+    with pytest.raises(NonPrivateStep, match="as the loader gave it"):
+        backward(*given)
+    assert all(map(torch.equal, before, loop.model.parameters()))
+
+
+@needs_compiler
+def test_calls_out_of_order_are_refused() -> None:
+    loop = Loop(network())
+    backward = loop.engine.compiled_backward(loop.model, cross_entropy)
+    with pytest.raises(NonPrivateStep, match="Take the next batch first"):
+        backward(torch.rand(4, 7), torch.zeros(4).long())
+    x, y = next(iter(loop.loader))
+    with pytest.raises(NonPrivateStep, match="forward and a backward pass"):
+        loop.optimizer.step()
+    loop.model(x)
+    with pytest.raises(NonPrivateStep, match="one compiled_backward"):
+        backward(x, y)
+    with pytest.raises(NotOffered, match="make_private"):
+        loop.engine.compiled_backward(nn.Linear(7, 3), cross_entropy)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_loss_that_couples_records_is_refused_in_a_compiled_loop() -> None:
+    def centred(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x - x.mean(0)), y, reduction="none")
+
+    loop = Loop(network())
+    backward = loop.engine.compiled_backward(loop.model, centred)
+    before = [parameter.detach().clone() for parameter in loop.model.parameters()]
+    for _ in range(2):
+        for batch in loop.loader:
+            with pytest.raises(CoupledRecords):
+                backward(*batch)
+            break
+    assert all(map(torch.equal, before, loop.model.parameters()))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"clipping": QuantileClipping(count_noise=5.0)}, "clipping norm that adapts"),
+        ({"max_grad_norm": ExponentialSchedule(start=1.0, end=0.5, over=9)}, "schedule of max_grad_norm"),
+        ({"secure_mode": True}, "secure mode"),
+        ({"clipping_mode": "two_pass"}, "two_pass"),
+        ({"criterion": F.cross_entropy}, "criterion"),
+    ],
+)
+def test_a_loop_that_cant_be_compiled_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
+    loop = Loop(network(), **changes)
+    with pytest.raises(InvalidArgument, match=reason):
+        loop.engine.compiled_backward(loop.model, cross_entropy)
+
+
+@needs_compiler
+def test_dropout_is_refused_in_a_compiled_loop() -> None:
+    loop = Loop(nn.Sequential(nn.Linear(7, 5), nn.Dropout(0.5), nn.Linear(5, 3)))
+    with pytest.raises(UnsupportedModule, match="random numbers"):
+        loop.train(compiled=True)

@@ -1,4 +1,4 @@
-"""The step of `fit` as compiled graphs: the engine's own forward, norms and sums without Python in between.
+"""A step as compiled graphs: the engine's own forward, norms and sums without Python in between.
 
 Batches of Poisson sampling have other sizes each time. Graphs are made for a few public sizes, and a batch is filled up
 to the next one with copies of its first record that weigh nothing. Noise stays outside, where it always is.
@@ -42,7 +42,7 @@ def padded_size(records: int, expected_batch_size: float) -> int:
 
 
 class CompiledStep:
-    """Chunks of `fit` through compiled graphs, one pair for each public size and state of the model.
+    """Chunks through compiled graphs, one pair for each public size and state of the model.
 
     Guarantee: the clipped sums are those of `Bounds.add`, up to the order of additions. What the graphs don't cover
     (a record that is not finite, norms out of range) is computed the ordinary way.
@@ -51,15 +51,19 @@ class CompiledStep:
         capture: hooks on the model.
         plan: with fixed bounds.
         loss: ``loss(model, *batch)``, one value per record.
+        is_checked: whether records were seen to be independent before. Otherwise a chunk for which graphs are made is
+            left to the ordinary way, which checks it.
 
     Raises:
         InvalidArgument: the plan's bounds adapt or change, or there is no C++ compiler.
     """
 
-    def __init__(self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor]) -> None:
+    def __init__(
+        self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor], *, is_checked: bool = True
+    ) -> None:
         plan.check_options({Option.COMPILE})
         _check_compiler()
-        self._capture, self._plan, self._loss = capture, plan, loss
+        self._capture, self._plan, self._loss, self._is_checked = capture, plan, loss, is_checked
         self._graphs: dict[Hashable, StepGraphs] = {}
 
     def sums(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...]) -> dict[nn.Parameter, Tensor] | None:
@@ -72,11 +76,25 @@ class CompiledStep:
                 "batch must hold one row per record in each tensor to be compiled, got another. Leave compile out."
             )
         shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
-        key = (size, shapes, bounds.values, module_state_key(self._capture.model))
+        device = tensors[0].device
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        key = (size, shapes, bounds.values, autocast, module_state_key(self._capture.model))
         if key not in self._graphs:
             self._graphs[key] = self._record(bounds, batch, records, size)
-        counted = torch.arange(size, device=tensors[0].device) < records
+            if not self._is_checked:
+                return None
+        counted = torch.arange(size, device=device) < records
         return self._graphs[key].run([_filled(tensor, size) for tensor in tensors], counted)
+
+    def use(self, capture: GradientCapture) -> None:
+        """Record with the hooks of `capture` from here on; graphs of others are thrown away."""
+        if capture is not self._capture:
+            self._capture = capture
+            self.forget()
+
+    def forget(self) -> None:
+        """Throw all graphs away: the loss of one of them was refused."""
+        self._graphs.clear()
 
     def _record(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...], records: int, size: int) -> StepGraphs:
         model = self._capture.model

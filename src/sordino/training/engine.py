@@ -898,6 +898,55 @@ class PrivacyEngine(metaclass=_EngineNames):
             )
         owners[0].backward(losses, retain_graph=retain_graph)
 
+    def compiled_backward(self, module: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., None]:
+        """Make a function that runs forward pass, loss, backward pass and clipping of a batch as compiled graphs.
+
+        When: a small model in a long run, in place of the module's call, the loss and `backward`. The function takes
+        the tensors of a batch as the loader gave them; ``optimizer.step()`` adds the noise as always. Each public size
+        of batches is recorded at its first use, which takes seconds to a minute. Its first batch runs uncompiled,
+        which checks the loss, and so does a batch with a record that is not finite.
+
+        Args:
+            module: made private by this engine.
+            loss: ``loss(module, *batch)``, one value per record, as for `sordino.fit`. Values that it reads from
+                outside the batch are fixed when a graph is recorded.
+
+        Returns:
+            A function of a batch's tensors.
+
+        Raises:
+            InvalidArgument: plan or engine has an option that can't be compiled, or there is no C++ compiler.
+            NotOffered: `module` is not private.
+
+        Example:
+            >>> import torch
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> model, data = torch.nn.Linear(3, 1), TensorDataset(torch.ones(64, 3))
+            >>> optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
+            >>> model, optimizer, loader = engine.make_private(module=model, optimizer=optimizer, max_grad_norm=1.0,
+            ...     data_loader=DataLoader(data, batch_size=16), noise_multiplier=1.0)
+            >>> backward = engine.compiled_backward(model, lambda model, x: model(x).square().sum(1))
+            >>> for (x,) in loader:
+            ...     backward(x)
+            ...     optimizer.step()
+        """
+        private = self.private_model(module)
+        if private is None:
+            raise NotOffered("module must be made private to be compiled, got another. Call make_private first.")
+        hooks = private.hooks
+        compiled = hooks.compiled_step(loss)
+
+        def backward(*batch: object) -> None:
+            if hooks.compiled_pass(compiled, batch):
+                return
+            try:
+                self.backward(loss(module, *batch))
+            except BaseException:
+                compiled.forget()
+                raise
+
+        return backward
+
     @property
     def noise_multiplier(self) -> float:
         """Noise standard deviation over sensitivity in the coming step of the model made private last."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import InvalidArgument, NonPrivateStep
-from sordino.gradients import OneByOne
+from sordino.gradients import GradientCapture, OneByOne
 from sordino.gradients.module_hooks import untraced
 from sordino.sampling import Microbatch
+from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.compiled_step import CompiledStep
 from sordino.training.generators import BatchGenerators, check_not_seeded
 from sordino.training.loader import left_out
 from sordino.training.loss_tracing.carried import OptimizerSettingsWatch, batch_tag, is_public, tag_batch, texts_in
@@ -42,8 +45,8 @@ from sordino.training.optimizer_checks import (
 )
 from sordino.training.plan import PerformanceOptions
 from sordino.training.private_run import PrivateRun, RunState
-from sordino.training.probing.probe_runner import graph_nodes
-from sordino.training.probing.snapshots import random_states
+from sordino.training.probing.probe_runner import attempt, graph_nodes
+from sordino.training.probing.snapshots import preserve_rng_state, random_states
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch
 from sordino.training.special_accumulators import UnitAccumulator
@@ -167,6 +170,8 @@ class LoopHooks:
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = False
+        # The sums of the part at hand where a compiled pass gave them.
+        self._sums: dict[nn.Parameter, Tensor] | None = None
         # In secret states while a batch is under way; and the user's states when its loop ended before its step.
         self._generators = BatchGenerators(run.rng, rank=self._ranks.rank)
         self._states_left: list[np.ndarray] | None = None
@@ -297,6 +302,7 @@ class LoopHooks:
         self._chunk = self._handed = self._given = chunk
         self._rows = rows
         self._started = self._backward = False
+        self._sums = None
         self._texts = texts_in(batch)
         self._untrained_outputs = []
         batch = self._following.begin(batch, rows, self._on_backward)
@@ -381,6 +387,8 @@ class LoopHooks:
         if kind == "train":
             call.untrained = self._untrained(call)
         if kind == "train" and call.untrained is None and chunk is not None:
+            if self._sums is not None:
+                raise _one_pass()
             if self._has_left_out:
                 raise left_out()
             self._check_generators(chunk)
@@ -492,6 +500,73 @@ class LoopHooks:
         else:
             run(False)
 
+    # --- compiled passes -----------------------------------------------------------------------------------------
+
+    def compiled_step(self, loss: Callable[..., Tensor]) -> CompiledStep:
+        """Graphs for passes of ``loss(module, *batch)``, one value per record, to be given to `compiled_pass`.
+
+        Raises:
+            InvalidArgument: something of the loop or its plan can't be compiled.
+        """
+        self.run.check_not_ended()
+        refused = {
+            'gradients="one-by-one"': not isinstance(self.capture, GradientCapture),
+            f'clipping_mode="{self._performance.clipping_mode}"': self._performance.clipping_mode != "fast",
+            "units": self._by_unit,
+            "criterion": self._following.probe.criterion is not None,
+            "several processes": self.processes > 1,
+        }
+        for name, applies in refused.items():
+            if applies:
+                raise InvalidArgument(
+                    f"compiled_backward must be used without {name}, got both. Leave one of them out: "
+                    "engine.backward(losses) works with each."
+                )
+        return CompiledStep(cast("GradientCapture", self.capture), self.run.plan, loss, is_checked=False)
+
+    def compiled_pass(self, compiled: CompiledStep, batch: tuple[object, ...]) -> bool:
+        """Take the sums of the batch at hand by graphs; whether they did it, or the ordinary way must.
+
+        The ordinary way takes a batch without records, one with something unusual, and every batch for which graphs
+        were recorded: the trace of its loss is then checked, in the state of the module that the graphs hold.
+
+        Raises:
+            NonPrivateStep: `batch` is not the batch at hand as the loader gave it, or was used already.
+            UnsupportedModule: module or loss can't be compiled.
+        """
+        self.run.check_not_ended()
+        chunk, trace, step = self._chunk, self._following.trace, self.run.step
+        if chunk is None or trace is None:
+            raise NonPrivateStep(
+                "compiled_backward must get the batch that the loader gave last, got one without it, or after the step "
+                "on it. Take the next batch first."
+            )
+        if self._started:
+            raise _one_pass()
+        if not trace.is_whole(batch):
+            raise NonPrivateStep(
+                "compiled_backward must get the batch as the loader gave it, all its tensors in their order and before "
+                "anything else is computed from them, got another. Prepare the batch in the loss function, the dataset "
+                "or collate_fn, and compute metrics after the call."
+            )
+        if self._has_left_out:
+            raise left_out()
+        self._check_generators(chunk)
+        if not chunk.num_records or not isinstance(step.bounds, ClippedSumAccumulator):
+            return False
+        bounds, capture = step.bounds, cast("GradientCapture", self.capture)
+        step.begin(chunk)
+        compiled.use(capture)
+        plain = cast("tuple[object, ...]", map_tensors(without_trace, batch))
+        found: list[dict[nn.Parameter, Tensor] | None] = []
+        with preserve_rng_state():
+            self._run_check(lambda: found.append(attempt(lambda: compiled.sums(bounds, plain))))
+        self._sums = found[0]
+        if self._sums is None:
+            return False
+        self._has_trained = self._started = self._backward = True
+        return True
+
     def _on_backward(self, trace: OperationTrace, loss: int) -> None:
         """Before a backward pass: check the loss on synthetic records if it is a new one."""
         try:
@@ -565,7 +640,8 @@ class LoopHooks:
         self._settings.check_hooks([parameter.grad for parameter in self._held])
 
     def _finish(self, chunk: Microbatch) -> None:
-        self._following.check_step()
+        if self._sums is None:
+            self._following.check_step()
         if self._held_changed():
             raise NonPrivateStep(
                 "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
@@ -574,7 +650,9 @@ class LoopHooks:
         self._settings.check()
         self._busy = True
         try:
-            if isinstance(self.run.step.bounds, UnitAccumulator) and isinstance(chunk, UnitMicrobatch):
+            if self._sums is not None:
+                self.run.step.add_sums(chunk, self._sums)
+            elif isinstance(self.run.step.bounds, UnitAccumulator) and isinstance(chunk, UnitMicrobatch):
                 self.run.step.add_sums(chunk, self.run.step.bounds.sums(chunk))
             else:
                 self.run.step.add(chunk)
@@ -595,6 +673,13 @@ def _passes_through(why: str) -> NonPrivateStep:
         "backward pass must go through training forwards on the private loader's batch only, got one through a "
         f"forward {why} A prediction needs no backward pass; for gradients of inputs call module.eval() before the "
         "forward."
+    )
+
+
+def _one_pass() -> NonPrivateStep:
+    return NonPrivateStep(
+        "a batch must have one compiled_backward and no other training forward, got a second one. Call the module "
+        "under torch.no_grad() for metrics, or use engine.backward(losses) where a batch takes several passes."
     )
 
 

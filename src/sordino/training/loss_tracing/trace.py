@@ -44,7 +44,7 @@ from sordino.training.optimizer_checks import is_private_parameter
 from sordino.training.probing.probe_runner import graph_leaves
 from sordino.training.probing.snapshots import readable_fingerprint
 from sordino.training.probing.torch_modes import Args, Function, with_public_divisor
-from sordino.training.pytree import map_tensors, tensors_in, tree_map
+from sordino.training.pytree import map_tensors, tensors_in, tree_leaves, tree_map
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Whose code is asking for the truth of a private value.
@@ -483,6 +483,13 @@ class OperationTrace:
         self._external.clear()
         self.loss = None
         self._nodes.clear()
+
+    def is_whole(self, batch: object) -> bool:
+        """Whether `batch` has the tensors that the loader gave, in their order, and nothing was done with them."""
+        leaves = list(tree_leaves(batch))
+        given = [leaf.slot for leaf in leaves if isinstance(leaf, TracedTensor) and leaf.operation_trace is self]
+        unused = not self._calls and self._escaped is None and self._slots == len(self._inputs)
+        return unused and len(leaves) == len(given) and given == self._inputs
 
     # --- calls of torch ------------------------------------------------------------------------------------------
 
