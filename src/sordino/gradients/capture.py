@@ -25,6 +25,7 @@ from sordino.gradients.interception import uncaptured_parameters
 from sordino.gradients.module_calls import ModuleCallHooks
 from sordino.gradients.module_hooks import (
     ModuleHook,
+    PlainPython,
     check_hooks_present,
     check_no_record_mixing,
     check_not_complex,
@@ -89,7 +90,8 @@ class Contributions(Protocol):
 class Recorder(ABC):
     """Gradients of a model's records as `Contributions`: forward and backward of a chunk run between `start`, `stop`.
 
-    The model stays the user's object: hooks are registered, nothing is wrapped or replaced.
+    The model stays the user's object: hooks are registered, nothing is wrapped or replaced. Between `start` and `stop`
+    what torch.compile compiled runs as plain Python.
 
     Attributes:
         model: whose gradients they are.
@@ -255,6 +257,7 @@ class GradientCapture(Recorder):
         self.model, self._lean, self._timings = model, low_memory, timings
         self.names = {parameter: named[parameter] for parameter in wanted}
         self._calls = ModuleCallHooks(model, self.names)
+        self._plain_python: PlainPython | None = None
         for name, module in model.named_modules():
             check_no_record_mixing(module, f"{name or 'the model'} ({type(module).__name__})")
         self._attach()
@@ -310,9 +313,12 @@ class GradientCapture(Recorder):
             backward_strategy=backward_strategy,
         )
         self._calls.begin(recording, device)
+        self._plain_python = PlainPython()
 
     def stop(self) -> None:
         """End the recording: later forward and backward passes are not captured. It can still be read."""
+        if self._plain_python is not None:
+            self._plain_python.end()
         if self._calls.recording is not None:
             self._calls.recording.open = False
         self._calls.restore_all()

@@ -1,10 +1,12 @@
 """The small objects that stand between torch's hooks and the capture."""
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -193,6 +195,43 @@ def _break_graph(call: Callable[..., object], *arguments: object) -> object:
 def in_compiled() -> bool:
     """Whether the hook that runs belongs to a module that torch.compile compiles."""
     return _in_compiled
+
+
+class PlainPython:
+    """From here to `end`, what torch.compile compiled runs as plain Python, in the whole process.
+
+    A compiler sees modules with hooks, and torch's modes, as code of the model: it would compile the capture with it,
+    anew for every number of records, and where it fails, it would fail on the records of one batch.
+    """
+
+    _running: ClassVar[int] = 0
+    _before: ClassVar[AbstractContextManager[object] | None] = None
+
+    def __init__(self) -> None:
+        self._is_over = False
+        # Where the compiler was not loaded, nothing is compiled; loading it takes a second.
+        if PlainPython._running == 0 and "torch._dynamo" in sys.modules:
+            PlainPython._before = torch.compiler.set_stance("force_eager")
+        PlainPython._running += 1
+
+    def end(self) -> None:
+        """Once for all that run at the same time, whichever ends last."""
+        if self._is_over:
+            return
+        self._is_over = True
+        PlainPython._running -= 1
+        if PlainPython._running == 0 and PlainPython._before is not None:
+            PlainPython._before.__exit__(None, None, None)
+            PlainPython._before = None
+
+    def __enter__(self) -> None:
+        """Begun already."""
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __del__(self) -> None:
+        self.end()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

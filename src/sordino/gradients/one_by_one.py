@@ -17,6 +17,7 @@ from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch, U
 from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
 from sordino.gradients.capture import Recorder
 from sordino.gradients.module_hooks import (
+    PlainPython,
     check_hooks_present,
     check_no_record_mixing,
     check_not_complex,
@@ -94,6 +95,7 @@ class OneByOne(Recorder):
         self._only_backward, self._is_trial = only_backward, is_trial
         self.allows: Callable[[], bool] | None = None
         self._record: _Record | None = None
+        self._plain_python: PlainPython | None = None
         self._handles: list[RemovableHandle] = []
         self._hooked: dict[nn.Parameter, str] = {}
         self._hook()
@@ -138,15 +140,20 @@ class OneByOne(Recorder):
             if len(parameter._backward_hooks or ()) > 1 and not self._is_trial:
                 raise _sees_gradients(name)
             parameter.grad = None
+        self.stop()
         self._record = _Record(records, scale)
+        self._plain_python = PlainPython()
 
     def stop(self) -> None:
         """End the recording: later backward passes are refused. It can still be read."""
+        if self._plain_python is not None:
+            self._plain_python.end()
         if self._record is not None:
             self._record.open = False
 
     def discard(self) -> None:
         """Forget the recording and free what it holds."""
+        self.stop()
         self._record = None
 
     def suspend(self) -> object:

@@ -23,6 +23,7 @@ from sordino.errors import (
     UnsupportedModule,
 )
 from sordino.gradients import GradientCapture, OneByOne
+from sordino.gradients.module_hooks import PlainPython
 from sordino.training.probing.probe import check_record_independence
 from sordino.training.probing.probe_runner import (
     ProbeRunner,
@@ -229,16 +230,17 @@ def check_records(task: ProbeTask, *, as_in_a_batch: bool = False, advises: bool
         as_in_a_batch: see `check_one_by_one`.
         advises: the refusal of a capture names one record at a time where synthetic records show that this would work.
     """
-    try:
-        if isinstance(task.recorder, OneByOne):
-            check_one_by_one(task, as_in_a_batch=as_in_a_batch)
-        else:
-            _check_captured(task, advises=advises)
-    except CoupledRecords:
-        # Numbers that are not the same in two runs look like a coupling: say where they come from.
+    with PlainPython():
+        try:
+            if isinstance(task.recorder, OneByOne):
+                check_one_by_one(task, as_in_a_batch=as_in_a_batch)
+            else:
+                _check_captured(task, advises=advises)
+        except CoupledRecords:
+            # Numbers that are not the same in two runs look like a coupling: say where they come from.
+            check_draws(task)
+            raise
         check_draws(task)
-        raise
-    check_draws(task)
 
 
 def _check_captured(task: ProbeTask, *, advises: bool) -> None:
