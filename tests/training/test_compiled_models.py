@@ -13,9 +13,13 @@ pytestmark = pytest.mark.usefixtures("_no_compiled_leftovers")
 
 
 @pytest.fixture
-def _no_compiled_leftovers():
+def _no_compiled_leftovers(monkeypatch):
     torch.compiler.reset()
-    yield
+    # Of loops that other tests left in the middle of a batch.
+    with torch.compiler.set_stance("default"):
+        monkeypatch.setattr(PlainPython, "_running", set())
+        monkeypatch.setattr(PlainPython, "_before", None)
+        yield
     torch.compiler.reset()
 
 

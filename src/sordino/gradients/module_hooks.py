@@ -204,23 +204,19 @@ class PlainPython:
     anew for every number of records, and where it fails, it would fail on the records of one batch.
     """
 
-    _running: ClassVar[int] = 0
+    _running: ClassVar[set[int]] = set()
     _before: ClassVar[AbstractContextManager[object] | None] = None
 
     def __init__(self) -> None:
-        self._is_over = False
         # Where the compiler was not loaded, nothing is compiled; loading it takes a second.
-        if PlainPython._running == 0 and "torch._dynamo" in sys.modules:
+        if PlainPython._before is None and "torch._dynamo" in sys.modules:
             PlainPython._before = torch.compiler.set_stance("force_eager")
-        PlainPython._running += 1
+        PlainPython._running.add(id(self))
 
     def end(self) -> None:
-        """Once for all that run at the same time, whichever ends last."""
-        if self._is_over:
-            return
-        self._is_over = True
-        PlainPython._running -= 1
-        if PlainPython._running == 0 and PlainPython._before is not None:
+        """Of all that run at the same time, the last to end puts back what was before."""
+        PlainPython._running.discard(id(self))
+        if not PlainPython._running and PlainPython._before is not None:
             PlainPython._before.__exit__(None, None, None)
             PlainPython._before = None
 
