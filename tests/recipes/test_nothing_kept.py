@@ -2,6 +2,8 @@
 
 import gc
 import weakref
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from leftovers import RECORDS, found_in, found_in_folder, leaves, marked
 from sordino.data import DatasetSplits, Records
 from sordino.data.readers import ADULT_SCHEMA
 from sordino.errors import DataUnavailable
-from sordino.recipes import RECIPES, Recipe, feature_cache, get_recipe
+from sordino.recipes import RECIPES, Recipe, feature_cache, get_recipe, network_recipes
+from sordino.recipes.models import wide_resnet
 from sordino.recipes.recipe import once_a_block
 from sordino.recipes.transfer_recipes import CachedFeatures, Head, whitened_head
 
@@ -40,6 +43,18 @@ def records_for(name):
     return pipeline, data, [f"Zq{k:03d}x" for k in range(RECORDS)] if texts else []
 
 
+@pytest.fixture
+def small_networks(monkeypatch):
+    """Recipes for a GPU take two steps with a small network: theirs take up to 2500, with 10 GB of memory and more."""
+    whole = network_recipes.build_network
+
+    def build_network(**_):
+        return replace(whole(steps=2, views=2, microbatch=64), build=partial(wide_resnet, depth=10, width=1))
+
+    monkeypatch.setattr(network_recipes, "build_network", build_network)
+
+
+@pytest.mark.usefixtures("small_networks")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RECIPES])
 def test_a_fitted_pipeline_holds_no_record(name, tmp_path):
     pipeline, data, texts = records_for(name)
