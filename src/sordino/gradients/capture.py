@@ -300,7 +300,7 @@ class GradientCapture(Recorder):
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)
-        self.stop()
+        self.discard()
         if backward_strategy is not None:
             backward_strategy.reading = self.reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
@@ -326,6 +326,8 @@ class GradientCapture(Recorder):
     def discard(self) -> None:
         """Forget the recording and free what it holds."""
         self.stop()
+        if self._calls.recording is not None:
+            self._calls.recording.clear()
         self._calls.recording = None
 
     def suspend(self) -> CapturedGradients | None:

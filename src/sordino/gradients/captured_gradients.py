@@ -64,6 +64,16 @@ class CapturedGradients:
         """Remember that parameter `name` had an uncaptured use: norms and sums are refused from now on."""
         self._poison = name
 
+    def clear(self) -> None:
+        """Drop what was kept.
+
+        The graph of the loss holds the recording, and what was kept of a call may hold the graph: a cycle through
+        torch that Python does not find.
+        """
+        for use in self._uses.values():
+            use.saved, use.grads, use.versions, use.memo = (), (), (), {}
+        self._uses.clear()
+
     def receive(self, use: LayerCall, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Take a use whose output gradients arrived; a second backward through the same call adds to the first."""
         if not self.open or self._sealed:
@@ -256,9 +266,7 @@ class CapturedGradients:
             for group in range(scaled.shape[0]):
                 self._add_group(group, scaled[group], into, None if everyone else kept[group])
         if last:
-            for use in self.layer_calls:
-                use.saved, use.grads, use.versions, use.memo = (), (), (), {}
-            self._uses.clear()
+            self.clear()
 
     def _add_group(
         self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor], kept: Tensor | None

@@ -425,7 +425,9 @@ class DirectParameterInterceptor(TorchFunctionMode):
     def _stand_in(self, parameter: nn.Parameter) -> Tensor:
         name = self._names[parameter]
         leaf = parameter.detach().requires_grad_()
-        leaf.register_hook(lambda _: self._refuse(name))
+        # Not through `self`, which holds what was derived from the leaf, and with it the leaf's own graph.
+        refuse = self._refuse
+        leaf.register_hook(lambda _: refuse(name))
         self._leaves[id(parameter)] = leaf
         self._owner_of[id(leaf)] = parameter
         self._placeholders[leaf] = name
