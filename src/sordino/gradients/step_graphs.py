@@ -86,7 +86,8 @@ def trace_step(
     def backward(*tensors: Tensor) -> list[Tensor]:
         with capture.capturing(records=records):
             losses(*tensors).sum().backward()
-        uses[:] = capture.layer_calls()
+        # Copies: what is discarded is emptied.
+        uses[:] = map(replace, capture.layer_calls())
         kept = _kept(uses)
         capture.discard()
         return kept
