@@ -201,7 +201,7 @@ class PlainPython:
     """From here to `end`, what torch.compile compiled runs as plain Python, in the whole process.
 
     A compiler sees modules with hooks, and torch's modes, as code of the model: it would compile the capture with it,
-    anew for every number of records, and where it fails, it would fail on the records of one batch.
+    again for every number of records, and where it fails, it would fail on the records of one batch.
     """
 
     _running: ClassVar[set[int]] = set()

@@ -178,7 +178,7 @@ def add_block(out: np.ndarray, stream: RandomStream, stddev: np.float32, words: 
 
     Args:
         out: single precision.
-        stream: source of the words; afterwards it stands behind them.
+        stream: source of the words; afterwards it has been read up to their end.
         stddev: ≥ 0.
         words: space for as many words of 32 bits as `out` has entries.
         rare: space for three words of 32 bits for each pair. A row for each pair that has no draws yet is written:
