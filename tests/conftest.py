@@ -27,6 +27,10 @@ def nightly_tests():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     nightly = nightly_tests()
+    if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(
+            f"These tests are named by addresses, other ones in each process: give their parameters ids. {unstable}"
+        )
     for item in items:
         name = f"tests/{Path(item.path).relative_to(_NIGHTLY.parent).as_posix()}::{item.name}"
         if name in nightly or name.partition("[")[0] in nightly:

@@ -62,13 +62,19 @@ def leave_without_backward(capture, net, batch):
     net(batch).sum()
 
 
+_MIDDLES = {
+    "linear": lambda: nn.Linear(6, 6),
+    "standardized": lambda: Standardized(6, 6),
+    "functions": Own,
+    "lstm": lambda: nn.LSTM(6, 6),
+}
+
+
 @pytest.mark.parametrize("use", [read, discard, begin_again, leave_without_backward])
-@pytest.mark.parametrize(
-    "middle", [lambda: nn.Linear(6, 6), lambda: Standardized(6, 6), Own, lambda: nn.LSTM(6, 6)], ids=str
-)
+@pytest.mark.parametrize("middle", _MIDDLES)
 def test_many_passes_leave_as_many_tensors_as_few(middle, use):
     torch.manual_seed(0)
-    inner = middle()
+    inner = _MIDDLES[middle]()
     net = nn.Sequential(nn.Linear(5, 6), _First(inner), nn.Tanh(), nn.Linear(6, 2))
     capture, batch = GradientCapture(net), torch.randn(4, 5)
     counts = []
@@ -89,7 +95,7 @@ class _First(nn.Module):
         return self.inner(x[None])[0][0] if isinstance(self.inner, nn.LSTM) else self.inner(x)
 
 
-@pytest.mark.parametrize("middle", [lambda: nn.Linear(6, 6), lambda: Standardized(6, 6), Own], ids=str)
+@pytest.mark.parametrize("middle", ["linear", "standardized", "functions"])
 def test_a_long_run_leaves_as_many_tensors_as_a_short_one(middle):
     def left_by(steps):
         before = tensors()
@@ -98,7 +104,7 @@ def test_a_long_run_leaves_as_many_tensors_as_a_short_one(middle):
 
     def train(steps):
         torch.manual_seed(0)
-        net = model(middle())
+        net = model(_MIDDLES[middle]())
         plan = Plan(
             noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=steps, expected_batch_size=10, delta=1e-5
         )
