@@ -1,12 +1,15 @@
 """After a pass was read or thrown away, nothing of it stays in memory, whatever holds what through torch's graphs."""
 
 import gc
+import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from sordino import Plan, fit
+from sordino import PerformanceOptions, Plan, PrivacyEngine, fit
 from sordino.gradients import GradientCapture
 
 
@@ -93,6 +96,75 @@ class _First(nn.Module):
 
     def forward(self, x):
         return self.inner(x[None])[0][0] if isinstance(self.inner, nn.LSTM) else self.inner(x)
+
+
+def by_fit(net, **options):
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=3, expected_batch_size=10, delta=1e-5)
+    data = torch.randn(20, 5), torch.randint(2, (20,))
+
+    def losses(net, x, y):
+        return nn.functional.cross_entropy(net(x), y, reduction="none")
+
+    fit(net, losses, data, plan, progress=False, performance=PerformanceOptions(**options))
+
+
+def by_fit_in_microbatches(net):
+    by_fit(net, microbatch_size=4)
+
+
+def by_fit_in_two_passes(net):
+    by_fit(net, clipping_mode="two_pass")
+
+
+def by_engine(net, **settings):
+    data = TensorDataset(torch.randn(20, 5), torch.randint(2, (20,)))
+    net, optimizer, loader = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=10),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **settings,
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y, reduction=settings.get("loss_reduction", "mean"))
+        loss.backward()
+        optimizer.step()
+
+
+def by_engine_with_sums(net):
+    by_engine(net, loss_reduction="sum")
+
+
+def is_kept_after(use, middle):
+    """Whether a model is still in memory after two runs: the second meets what the first left in caches."""
+    for _ in range(2):
+        torch.manual_seed(0)
+        net = model(_First(_MIDDLES[middle]()))
+        left = weakref.ref(net)
+        use(net)
+        del net
+        gc.collect()
+    return left() is not None
+
+
+@pytest.mark.parametrize("middle", _MIDDLES)
+def test_a_model_is_free_after_its_run(middle):
+    assert not is_kept_after(by_fit, middle)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [by_fit_in_microbatches, by_fit_in_two_passes, by_engine, by_engine_with_sums],
+)
+@pytest.mark.parametrize("middle", ["linear", "functions"])
+def test_a_model_is_free_however_it_was_trained(middle, use):
+    assert not is_kept_after(use, middle)
+
+
+def test_a_model_is_free_after_compiled_steps():
+    assert not is_kept_after(partial(by_fit, compile=True), "linear")
 
 
 @pytest.mark.parametrize("middle", ["linear", "standardized", "functions"])

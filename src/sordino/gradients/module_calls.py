@@ -459,7 +459,9 @@ class ModuleCallHooks:
         self._frames: list[CallFrame | None] = []
         self._hook_ids: dict[nn.Module, tuple[int, int]] = {}
         self._guarded: set[nn.Parameter] = set()
-        self._following = ModuleTracer(model, names, self._refuse_unless_reading)
+        # Torch's graphs hold what refuses, and Python's garbage collector can't see through them.
+        refuse = weakref.WeakMethod(self._refuse_unless_reading)
+        self._following = ModuleTracer(model, names, lambda name: None if (act := refuse()) is None else act(name))
         self._aside: weakref.WeakKeyDictionary[CapturedGradients, TracerState] = weakref.WeakKeyDictionary()
 
     @property

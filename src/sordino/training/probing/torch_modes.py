@@ -296,6 +296,11 @@ class GraphWithoutValues(torch.autograd.graph.saved_tensors_hooks):
         self.is_read = False
         super().__init__(lambda value: value if self.keeps() else None, self._read)
 
+    def __exit__(self, *exception: object) -> None:
+        # The graph's nodes hold this object. What `keeps` looks at may hold the graph: a cycle that Python can't see.
+        self.keeps = lambda: False
+        super().__exit__(*exception)
+
     def _read(self, value: Tensor | None) -> Tensor:
         if value is None:
             self.is_read = True
