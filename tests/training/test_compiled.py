@@ -1,6 +1,7 @@
 import copy
 import shutil
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep, NotO
 from sordino.gradients.step_graphs import StepGraphs
 from sordino.randomness import KeyedRNG
 from sordino.schedules import ExponentialSchedule
+from sordino.training import compiled_step
 from sordino.training.compiled_step import padded_size
 
 
@@ -53,6 +55,24 @@ def test_compiled_training_ends_where_ordinary_training_does() -> None:
         return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
 
     torch.testing.assert_close(trained(model(), compile=True), trained(model(), compile=False), rtol=1e-6, atol=1e-6)
+
+
+def test_where_the_compiler_fails_steps_run_uncompiled_after_one_warning_for_each_size(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def fail(graph: object, inputs: object) -> NoReturn:
+        raise RuntimeError("no kernel\nat line 3")
+
+    monkeypatch.setattr(compiled_step, "_compiled", fail)
+    torch.testing.assert_close(trained(model(), compile=True), trained(model(), compile=False))
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages
+    assert len(messages) == len(set(messages))
+    assert all(text.endswith("records run uncompiled, which only takes longer: no kernel") for text in messages)
 
 
 @pytest.mark.parametrize(

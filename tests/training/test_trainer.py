@@ -426,7 +426,12 @@ def test_ctrl_c_during_an_update_waits_until_it_is_whole() -> None:
     model = net()
     start = weights(model)
     optimizer = Interrupted(model.parameters(), lr=1.0)
-    result = fit(model, losses, records(), plan_of(), optimizer=optimizer, progress=False)
+    # A shell that starts the tests in the background has Python ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = fit(model, losses, records(), plan_of(), optimizer=optimizer, progress=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (result.steps, result.interrupted) == (1, True)
     assert not torch.equal(weights(model), start)
 

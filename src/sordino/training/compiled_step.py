@@ -4,6 +4,7 @@ Batches of Poisson sampling have other sizes each time. Graphs are made for a fe
 to the next one with copies of its first record that weigh nothing. Noise stays outside, where it always is.
 """
 
+import logging
 import math
 import shutil
 from collections.abc import Callable, Hashable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from sordino.errors import InvalidArgument, UnsupportedModule
+from sordino.errors import InvalidArgument, SordinoError, UnsupportedModule
 from sordino.gradients import GradientCapture
 from sordino.gradients.step_graphs import StepGraphs, trace_step
 from sordino.training.accumulators import ClippedSumAccumulator
@@ -24,6 +25,8 @@ from sordino.training.plan import Plan
 from sordino.training.probing.synthetic import SyntheticRecords
 from sordino.training.probing.torch_modes import PublicDivisor
 from sordino.training.pytree import map_tensors, tensors_in
+
+_LOG = logging.getLogger(__name__)
 
 # What the graphs give may differ from the ordinary way by other orders of additions.
 _SAME = 1e-5
@@ -64,7 +67,8 @@ class CompiledStep:
         plan.check_options({Option.COMPILE})
         _check_compiler()
         self._capture, self._plan, self._loss, self._is_checked = capture, plan, loss, is_checked
-        self._graphs: dict[Hashable, StepGraphs] = {}
+        # None where graphs could not be made.
+        self._graphs: dict[Hashable, StepGraphs | None] = {}
 
     def sums(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...]) -> dict[nn.Parameter, Tensor] | None:
         """The clipped sums of a chunk, by the `bounds` of the open step; None where only the ordinary way will do."""
@@ -80,11 +84,14 @@ class CompiledStep:
         autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         key = (size, shapes, bounds.values, autocast, module_state_key(self._capture.model))
         if key not in self._graphs:
-            self._graphs[key] = self._record(bounds, batch, records, size)
+            self._graphs[key] = self._graphs_of(bounds, batch, records, size)
             if not self._is_checked:
                 return None
+        graphs = self._graphs[key]
+        if graphs is None:
+            return None
         counted = torch.arange(size, device=device) < records
-        return self._graphs[key].run([_filled(tensor, size) for tensor in tensors], counted)
+        return graphs.run([_filled(tensor, size) for tensor in tensors], counted)
 
     def use(self, capture: GradientCapture) -> None:
         """Record with the hooks of `capture` from here on; graphs of others are thrown away."""
@@ -95,6 +102,20 @@ class CompiledStep:
     def forget(self) -> None:
         """Throw all graphs away: the loss of one of them was refused."""
         self._graphs.clear()
+
+    def _graphs_of(
+        self, bounds: ClippedSumAccumulator, batch: tuple[object, ...], records: int, size: int
+    ) -> StepGraphs | None:
+        """Graphs for batches of `size` records, or None, with a warning, where model, loss or compiler raises."""
+        try:
+            return self._record(bounds, batch, records, size)
+        except SordinoError:
+            raise
+        except Exception as failure:
+            # The records were synthetic: the message quotes no other.
+            reason = str(failure).partition("\n")[0]
+            _LOG.warning("batches of %d records run uncompiled, which only takes longer: %s", size, reason)
+            return None
 
     def _record(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...], records: int, size: int) -> StepGraphs:
         model = self._capture.model
