@@ -307,6 +307,32 @@ def test_a_loss_that_couples_records_is_refused_in_a_compiled_loop() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("of", ["features", "labels"])
+def test_a_loss_that_begins_to_couple_records_is_refused_when_graphs_are_made(of: str) -> None:
+    steps: list[int] = []
+
+    def changed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if steps and of == "features":
+            x = x - x.mean(0)
+        losses = cross_entropy(model, x, y)
+        return losses * (1 + y.double().mean().to(x.dtype)) if steps and of == "labels" else losses
+
+    data = torch.rand(160, 7), torch.randint(3, (160,))
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=0.5, sample_rate=0.1, steps=4, expected_batch_size=16.0, delta=1e-5)
+    with pytest.raises(CoupledRecords, match="another record"):
+        fit(
+            network(),
+            changed,
+            data,
+            plan,
+            performance=PerformanceOptions(compile=True),
+            progress=False,
+            on_step=steps.append,
+        )
+    assert steps == [1]
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -22,8 +22,9 @@ from sordino.training.accumulators import ClippedSumAccumulator
 from sordino.training.exclusions import Option
 from sordino.training.loss_tracing.loss_tracer import module_state_key
 from sordino.training.plan import Plan
-from sordino.training.probing.synthetic import SyntheticRecords
-from sordino.training.probing.torch_modes import PublicDivisor
+from sordino.training.probing.probe_runner import first_that_runs
+from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
+from sordino.training.probing.torch_modes import IndexBoundsCheck, PublicDivisor
 from sordino.training.pytree import map_tensors, tensors_in
 
 _LOG = logging.getLogger(__name__)
@@ -54,19 +55,19 @@ class CompiledStep:
         capture: hooks on the model.
         plan: with fixed bounds.
         loss: ``loss(model, *batch)``, one value per record.
-        is_checked: whether records were seen to be independent before. Otherwise a chunk for which graphs are made is
-            left to the ordinary way, which checks it.
+
+    Attributes:
+        is_new: whether graphs were made for the last chunk. It is left to the ordinary way, where the caller must check
+            that records are independent in model and loss as they are now, before the graphs run.
 
     Raises:
         InvalidArgument: the plan's bounds adapt or change, or there is no C++ compiler.
     """
 
-    def __init__(
-        self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor], *, is_checked: bool = True
-    ) -> None:
+    def __init__(self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor]) -> None:
         plan.check_options({Option.COMPILE})
         _check_compiler()
-        self._capture, self._plan, self._loss, self._is_checked = capture, plan, loss, is_checked
+        self._capture, self._plan, self._loss, self.is_new = capture, plan, loss, False
         # None where graphs could not be made.
         self._graphs: dict[Hashable, StepGraphs | None] = {}
 
@@ -83,12 +84,11 @@ class CompiledStep:
         device = tensors[0].device
         autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         key = (size, shapes, bounds.values, autocast, module_state_key(self._capture.model))
-        if key not in self._graphs:
+        self.is_new = key not in self._graphs
+        if self.is_new:
             self._graphs[key] = self._graphs_of(bounds, batch, records, size)
-            if not self._is_checked:
-                return None
         graphs = self._graphs[key]
-        if graphs is None:
+        if self.is_new or graphs is None:
             return None
         counted = torch.arange(size, device=device) < records
         return graphs.run([_filled(tensor, size) for tensor in tensors], counted)
@@ -119,17 +119,24 @@ class CompiledStep:
 
     def _record(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...], records: int, size: int) -> StepGraphs:
         model = self._capture.model
-        made_up = SyntheticRecords(batch, rows=records, count=size, pattern="zeros")
-        first = made_up.batch(range(size))
 
         def losses(*tensors: Tensor) -> Tensor:
             parts = iter(tensors)
             with PublicDivisor():
                 return self._loss(model, *map_tensors(lambda _: next(parts), batch))  # pyright: ignore[reportGeneralTypeIssues]
 
-        graphs = trace_step(
-            self._capture, losses, list(tensors_in(first)), bounds.clip_factors, bounds.groups, _compiled
-        )
+        def tried(records: SyntheticRecords) -> list[Tensor]:
+            first = list(tensors_in(records.batch(range(size))))
+            with self._capture.capturing(records=size), IndexBoundsCheck():
+                losses(*first)
+            self._capture.discard()
+            return first
+
+        kinds = (SyntheticRecords(batch, rows=records, count=size, pattern=pattern) for pattern in INTEGER_PATTERNS)
+        made_up, first, failure = first_that_runs(kinds, tried)
+        if made_up is None or first is None:
+            raise failure or RuntimeError("nothing to record")
+        graphs = trace_step(self._capture, losses, first, bounds.clip_factors, bounds.groups, _compiled)
         other = list(tensors_in(made_up.batch(range(size, 0, -1))))
         self._compare(bounds, graphs, losses, other)
         return graphs

@@ -515,7 +515,12 @@ class _FitLoop:
             compiled, bounds = self._compiled, step.bounds
             sums = attempt(lambda: compiled.sums(bounds, batch))
             if sums is not None:
+                self._num_chunks += 1
                 step.add_sums(chunk, sums)
+                return
+            # Before graphs run, the loss that they were made from is looked at once more.
+            self._probe(batch, chunk.num_records, is_due=compiled.is_new)
+            if recorder is not self._recorder:
                 return
         if self._record_together(chunk, batch):
             step.add(chunk)
@@ -598,7 +603,7 @@ class _FitLoop:
                 self._parts.average.update(self._done)
             self._done += 1
 
-    def _probe(self, batch: tuple[object, ...] | None, records: int = 0) -> None:
+    def _probe(self, batch: tuple[object, ...] | None, records: int = 0, *, is_due: bool = False) -> None:
         """On synthetic records, in every new state of the model (modes, attributes), and at times: losses may change.
 
         Once more where a batch has more records than were tried.
@@ -608,7 +613,8 @@ class _FitLoop:
         again = known is not None and known >= records
         padding = self._source.padding
         is_new_length = padding is not None and bool(padding.untried)
-        if batch is None or (again and not is_recheck_due(self._num_chunks) and not is_new_length):
+        is_due = is_due or is_recheck_due(self._num_chunks)
+        if batch is None or (again and not is_due and not is_new_length):
             return
         # A larger batch is rare, and rarer if there is room above it.
         most = max_batch_size(self._plan, self._performance.chunk_size, processes=self._ranks.world_size)
