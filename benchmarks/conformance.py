@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from sordino.audit import CASES, CaseResult, ConformanceLoss, EngineLibrary, Library, NotSupported
 
 RESULTS = Path(__file__).parent / "results"
-DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
+DOCS = Path(__file__).parents[1] / "docs" / "comparison.md"
 MODES = ("hooks", "functorch", "ew", "ghost")
 _SECONDS = 300
 _BEGIN, _END = "<!-- conformance: begin -->", "<!-- conformance: end -->"
@@ -279,7 +279,7 @@ def write_docs(file: Path = DOCS) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Try every case, print the table, and write it to `results` and to the page on performance."""
+    """Try every case, print the table, and write it to `results` and to the page that compares libraries."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a part of the names of the cases wanted; nothing is written then")
     only = parser.parse_args(arguments).only

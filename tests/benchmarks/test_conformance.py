@@ -52,5 +52,21 @@ def test_the_page_holds_the_table_of_the_kept_results(monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     table_of = runpy.run_path(str(ROOT / "benchmarks" / "conformance.py"))["table_of"]
     kept = json.loads((ROOT / "benchmarks" / "results" / "conformance.json").read_text())
-    assert table_of(kept["found"]) in (ROOT / "docs" / "performance.md").read_text()
+    assert table_of(kept["found"]) in (ROOT / "docs" / "comparison.md").read_text()
     assert set(kept["found"]) == set(CASES)
+
+
+def test_the_tables_of_libraries_are_those_of_the_kept_results_and_count_what_is_offered() -> None:
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "libraries.py"))["tables"]
+    results = ROOT / "benchmarks" / "results"
+    asked = json.loads((results / "conformance.json").read_text())
+    kept = json.loads((results / "libraries.json").read_text())
+    assert tables(kept, asked) in (ROOT / "docs" / "comparison.md").read_text()
+    cases = {"a": ("right", True), "b": ("wrong: twice the noise", False), "c": ("–", True)}
+    few = {
+        name: {"sordino": {"found": "right", "passed": True}, "Opacus": {"found": found, "passed": passed}}
+        for name, (found, passed) in cases.items()
+    }
+    rows = tables(kept, {"found": few}).splitlines()
+    assert next(row for row in rows if row.startswith("| sordino")).endswith("| 3 of 3 |")
+    assert next(row for row in rows if row.startswith("| Opacus")).endswith("| 1 of 2 |")

@@ -50,10 +50,11 @@ def _attack_page(report: "MembershipReport", files: dict[str, str]) -> tuple[Ren
     words = f"{best.name} finds members best: AUC {best.roc.auc:.3f}, no attack can exceed {ceiling.auc:.3f}"
     verdict = [
         Text(
-            f"ABOVE THE CEILING: {', '.join(report.above_ceiling)}. The claimed guarantee is refuted.", style="bold red"
+            f"ABOVE THE ATTACK BOUND: {', '.join(report.above_ceiling)}. The claimed guarantee is refuted.",
+            style="bold red",
         )
         if report.above_ceiling
-        else Text("No attack is above the ceiling."),
+        else Text("No attack is above the attack bound."),
         Text("An attack that fails is no proof of privacy.", style="dim"),
     ]
     banner = [] if report.public else [Text(_PRIVATE, style="bold yellow"), Text()]
@@ -64,7 +65,7 @@ def _attack_page(report: "MembershipReport", files: dict[str, str]) -> tuple[Ren
     )
     rows = [
         ("claim", claim),
-        ("ceiling from", ceiling.source),
+        ("bound from", ceiling.source),
         ("attacked", f"{best.roc.members:,} members, {best.roc.non_members:,} others"),
         ("reference models", f"{report.references}, trained as the run was"),
         *files.items(),
@@ -88,7 +89,7 @@ def _attacks(report: "MembershipReport") -> RenderableType:
         table.add_row(one.name, f"{one.roc.auc:.3f}", f"{one.roc.advantage:.3f}", *shown)
     most = [f"{100 * report.ceiling.true_positive_rate(rate):.1f} %" for rate in rates]
     ceiling = (f"{report.ceiling.auc:.3f}", f"{report.ceiling.advantage:.3f}")
-    table.add_row("ceiling of the claim", *ceiling, *most, style="bold")
+    table.add_row("bound of the claim", *ceiling, *most, style="bold")
     return table
 
 

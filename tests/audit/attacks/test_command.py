@@ -40,7 +40,7 @@ def test_the_page_says_what_the_attacker_knows_and_that_failing_is_no_proof(run,
     page = call("attack", str(run), "--references", "0", "--members", "600", "--out", str(tmp_path / "a")).stdout
     assert "no proof of privacy" in page
     assert "the model's loss on the record, nothing else" in page
-    assert "ceiling of the claim" in page
+    assert "bound of the claim" in page
     assert "Private:" not in page
 
 

@@ -115,7 +115,7 @@ def subgroup_results(
 Floats = NDArray[np.float64]
 Pair = tuple[Tensor, Tensor]
 
-NO_PROOF = "An attack that fails is no proof of privacy: another one may do better, up to the ceiling."
+NO_PROOF = "An attack that fails is no proof of privacy: another one may do better, up to the attack bound."
 _RATES = (0.1, 0.01, 0.001)
 _ALPHA = 0.05
 _LEAST_POPULATION = 10
