@@ -182,7 +182,7 @@ def page() -> str:
 
 def table(rows: Sequence[Row], published: Mapping[str, Mapping[str, object]], *, uses: bool) -> str:
     """One dataset: a line for each recipe at each ε."""
-    names = "recipe | ε | accuracy, % | set out from | best published | ε under RDP | ECE"
+    names = "recipe | ε | accuracy, % | figure to beat | best published | ε under RDP | ECE"
     lines = [f"| {names} | CPU seconds, first run | further runs |", f"|{'---|' * 9}"]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
