@@ -20,6 +20,8 @@ def test_a_simulated_run_protects_clients_and_can_be_verified(tmp_path):
     result = run("adult", "--epsilon", "3", "--rounds", "12", "--clients", "150", "--out", str(folder), "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
+    noise = f"noise multiplier {RunFolder.open(folder).plan['noise_multiplier']:.4g}."
+    assert noise in " ".join(result.stderr.split())
     assert document["privacy_unit"] == "client"
     assert document["epsilon"] <= 3.0
     assert document["metrics"]["test_accuracy"] > 0.78

@@ -63,7 +63,7 @@ def test_the_listed_labels_are_named_before_training_and_nothing_of_the_others(t
     done = run(tmp_path, monkeypatch, *command)
     assert done.exit_code == 0
     said = " ".join(done.output.split())
-    assert "labels in column 'ill': 'no', 'yes'. Records with another label, or with none, do not count." in said
+    assert "labels in column 'ill': 'no', 'yes'. Records with another label, or with none, are left out." in said
     assert "maybe" not in said
 
 

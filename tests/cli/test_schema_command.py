@@ -246,7 +246,7 @@ def test_a_private_column_of_which_nothing_can_be_read_changes_no_word_of_the_ou
     for decimal in (".", ","):
         written(folder, "f.csv", decimal=decimal)
         said.append(call("train", "f.csv", *TRAIN[:-1], f"run{decimal}").output.replace(f"run{decimal}", "run"))
-    assert "numbers have '.' before their decimals" in said[0]
+    assert "decimal mark of CSV files: '.'" in said[0]
     assert said[0].splitlines()[:4] == said[1].splitlines()[:4]
 
 

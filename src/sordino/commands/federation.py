@@ -86,14 +86,14 @@ def federate(
     found = data if isinstance(data, DatasetSplits) else load_dataset(data)
     if not found.public:
         raise InvalidArgument(
-            "data must be a named public set: a simulation deals its records to invented clients. For real clients use "
-            "sordino.federated.PrivateServer."
+            "data must be a named public dataset: its records are distributed over simulated clients. For real clients "
+            "use sordino.federated.PrivateServer."
         )
     records = found.train.tensors()
     held = split_clients(records, np.arange(len(found.train)) % clients, num_clients=clients)
-    asked = "all of them" if cohort >= clients else f"each with probability {cohort / clients:.3g}"
+    asked = "every client in each" if cohort >= clients else f"each client with probability {cohort / clients:.3g}"
     noise = plan.step_plan(0).noise_multiplier
-    progress.status(f"{clients} clients, {rounds} rounds, {asked}; noise of {noise:.4g} bounds, once.")
+    progress.status(f"{clients} clients, {rounds} rounds, {asked}; noise multiplier {noise:.4g}.")
 
     def learn(
         payer: "Account | None", run: RunFolder | None, advance: "Callable[..., None] | None" = None

@@ -142,7 +142,7 @@ def _say_labels(dataset: "DatasetSplits", progress: "Progress") -> None:
     if not dataset.labels:
         _say_number(dataset, progress)
         return
-    progress.status(f"labels{column}: {labels}. Records with another label, or with none, do not count.")
+    progress.status(f"labels{column}: {labels}. Records with another label, or with none, are left out.")
 
 
 def _declared_public(dataset: "DatasetSplits", progress: "Progress") -> "DatasetSplits":
@@ -190,7 +190,7 @@ def _say_format(dataset: "DatasetSplits", progress: "Progress") -> None:
     if dataset.schema is not None:
         mark = dataset.schema.table_format.decimal
         progress.status(
-            f"numbers have {mark!r} before their decimals, in CSV files; a value that can't be read is missing. "
+            f"decimal mark of CSV files: {mark!r}. A value that can't be read counts as missing. "
             "`sordino schema check` counts them."
         )
 
@@ -206,7 +206,7 @@ def _say_number(dataset: "DatasetSplits", progress: "Progress") -> None:
             f"data must have records with a number in column {column}, got none. Correct the target of the schema, or "
             "the file."
         )
-    progress.status(f"number in column {column}: clipped to {low:g} … {high:g}. Records without a number do not count.")
+    progress.status(f"number in column {column}: clipped to {low:g} … {high:g}. Records without a number are left out.")
 
 
 def default_model(data: "str | Path | DatasetSplits", options: TableOptions) -> str:
