@@ -42,7 +42,7 @@ def test_a_damaged_file_is_found_and_refused_in_one_line(whole, tmp_path, file, 
     (run / file).write_bytes(JUNK[junk])
     checked = invoke("verify", run)
     assert checked.exit_code == 1, checked.stdout
-    assert "does NOT hold together" in checked.stdout
+    assert "is NOT consistent" in checked.stdout
     for words in (("runs", "show", run), ("account", run)):
         assert invoke(*words).exit_code in (0, 1, 2)
     if file in ("plan.json", "run.json"):  # a torn last line of a transcript is what a crash leaves

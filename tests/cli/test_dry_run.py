@@ -80,7 +80,7 @@ def test_a_charge_that_does_not_fit_is_code_3_with_what_would(files, name):
     account, before = declare(name, epsilon=0.1), listed(files)
     result = CliRunner().invoke(app, [*CHARGING[name], "--ledger", "l.db", "--dataset-name", "people", "--dry-run"])
     assert result.exit_code == 3, result.stderr
-    assert "the account does NOT have it" in " ".join(result.stdout.split())
+    assert "the account does NOT cover it" in " ".join(result.stdout.split())
     assert len(account.history()) == 1
     assert listed(files) == before
 

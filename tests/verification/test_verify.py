@@ -235,7 +235,7 @@ def test_the_command_prints_items_as_a_page_and_as_json_and_the_anchor_alone(run
     runner = CliRunner()
     page = runner.invoke(app, ["verify", str(run.path)], env={"COLUMNS": "140"})
     assert page.exit_code == 0
-    assert "The run holds together." in page.stdout
+    assert "The run folder is consistent." in page.stdout
     ledger = ["--ledger", str(finished / "privacy.db")]
     body = json.loads(runner.invoke(app, ["verify", str(run.path), "--json", "--strict", *ledger]).stdout)
     assert body["ok"]
@@ -245,7 +245,7 @@ def test_the_command_prints_items_as_a_page_and_as_json_and_the_anchor_alone(run
     assert runner.invoke(app, ["verify", str(run.path), "--head", run.head]).exit_code == 0
     broken = runner.invoke(app, ["verify", str(run.path), "--head", "0" * 64])
     assert broken.exit_code == 1
-    assert "does NOT hold together" in broken.stdout
+    assert "is NOT consistent" in broken.stdout
     assert runner.invoke(app, ["verify", str(run.path / "nothing")]).exit_code == 2
 
 

@@ -202,7 +202,7 @@ def _call(output: Output, name: str, options: dict[str, Any]) -> Any:
 
 
 def print_dry_run(output: Output, found: DryRun) -> None:
-    """What a command would charge, and whether the account has it."""
+    """What a command would charge, and whether the account covers it."""
     if found.charge is None or found.cost is None:
         output.print_result(found.to_dict(), heading("would cost nothing", f"{found.why}; nothing was done"))
         return
@@ -210,13 +210,13 @@ def print_dry_run(output: Output, found: DryRun) -> None:
     rows = [
         ("unit", charge.privacy_unit.describe()),
         ("neighbors", charge.neighboring_relation.describe()),
-        ("what", describe_event(charge.event)),
+        ("events", describe_event(charge.event)),
     ]
-    verdict = "no ledger was named, so nothing is held against it"
+    verdict = "no ledger was named, so no budget was checked"
     if account is not None:
         left, budget = account.remaining_epsilon(), account.budget()
         rows.append(("left", f"ε ≈ {left:.3g} of {budget.epsilon:g} at δ = {budget.delta:g}, account {account.name}"))
-        verdict = "the account has it" if found.fits else "the account does NOT have it"
+        verdict = "the account covers it" if found.fits else "the account does NOT cover it"
     refusal = [Text(), Text(charge.refusal)] if charge.refusal else []
     claim = f"would cost ε = {format_upper_bound(found.cost.upper)} at δ = {found.delta:g}: {verdict}"
     output.print_result(found.to_dict(), heading(claim, "nothing was done"), key_value_table(rows), *refusal)

@@ -113,7 +113,7 @@ def print_verification(
         table.add_column(style=style, overflow="fold")
     for item in found.items:
         table.add_row(item.name, _MARKS.get(item.status, Text("not checked", style="yellow")), Text(item.detail))
-    verdict = "The run holds together." if good else "The run does NOT hold together."
+    verdict = "The run folder is consistent." if good else "The run folder is NOT consistent."
     if found.passed and not good:
         verdict = "Nothing failed, but not everything could be checked."
     output.print_result(found.to_dict() | {"strict": strict, "ok": good}, heading(verdict), table)
@@ -204,7 +204,7 @@ def _page(written: "WrittenReport") -> tuple[RenderableType, ...]:
         rows.append(("not stated", "; ".join(one.missing)))
     rows.append(("checks", hazards_line(one)))
     rows += [
-        (f"limitation, {item.severity}", f"{item.title}. {item.text}")
+        (f"limitation, {item.severity}", f"{item.title}: not met. {item.text}")
         for item in one.privacy_hazards
         if item.status == "limitation"
     ]
@@ -230,8 +230,8 @@ def print_predictions(output: Output, found: "Predictions", *, data: str) -> Non
         page += [Text(), render_metrics(found.metrics, found.labels)]
     elif found.has_targets:
         said = (
-            "There is a column of true values. Nothing was measured on it: accuracy on private records is a release of "
-            "its own. Declare the records public (--data-is-public), or pay: sordino report RUN --evaluate."
+            "There is a column of true values. Nothing was measured on it: accuracy on private records is a separate "
+            "release. Declare the records public (--data-is-public), or charge it: sordino report RUN --evaluate."
         )
         page += [Text(), Text(said, style="dim")]
     output.print_result(found.to_dict(), *page)

@@ -302,7 +302,8 @@ def read_chain(run: RunFolder) -> tuple[TranscriptChain | None, CheckResult]:
     raw = (run.path / "transcript.jsonl").read_bytes().split(b"\n")[:-1]
     heads = tuple(hashlib.sha256(line).hexdigest() for line in raw)
     chain = TranscriptChain(entries=entries, heads=heads)
-    words = f"{len(heads)} lines, {len(chain.segments)} segments"
+    count = len(chain.segments)
+    words = f"{len(heads)} lines, {count} {'segment' if count == 1 else 'segments'}"
     torn = sum(line.torn for line in chain.lines)
     return chain, passed("chain", words + (f"; {torn} torn, counted as steps" if torn else ""))
 
