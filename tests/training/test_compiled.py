@@ -1,6 +1,6 @@
 import copy
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import pytest
@@ -354,3 +354,150 @@ def test_dropout_is_refused_in_a_compiled_loop() -> None:
     loop = Loop(nn.Sequential(nn.Linear(7, 5), nn.Dropout(0.5), nn.Linear(5, 3)))
     with pytest.raises(UnsupportedModule, match="random numbers"):
         loop.train(compiled=True)
+
+
+class Scaled(nn.Module):
+    """Reads a number, a plain tensor and a buffer beside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.factor, self.mask = nn.Linear(7, 3), 1.0, torch.ones(3)
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.factor * self.mask + self.shift
+
+
+def every_record(model: nn.Module, data: TensorDataset | None = None) -> Loop:
+    """A loop whose batches all have the same 160 records."""
+    return Loop(model, data, batch_size=160)
+
+
+def trained_with_changes(loop: Loop, changes: Sequence[Callable[[], object]], *, compiled: bool) -> Tensor:
+    """Train two steps after each change."""
+    backward = loop.engine.compiled_backward(loop.model, cross_entropy) if compiled else loop.backward
+    for change in changes:
+        change()
+        for _ in range(2):
+            for x, y in loop.loader:
+                backward(x, y)
+                loop.optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in loop.model.parameters()])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "factor", 1.5),
+        lambda model: setattr(model, "mask", torch.tensor([2.0, 0.0, 1.0])),
+        lambda model: model.mask.mul_(3.0),
+        lambda model: setattr(model, "shift", torch.tensor([2.0, 0.0, 1.0])),
+        lambda model: setattr(model.layer.weight, "data", torch.ones(7, 3).t()),
+    ],
+    ids=["number", "tensor", "tensor in place", "buffer", "strides"],
+)
+def test_what_a_model_holds_may_change_between_steps(
+    change: Callable[[nn.Module], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compiled", lambda graph, inputs: graph)
+    found = []
+    for compiled in (True, False):
+        loop = every_record(Scaled())
+        changes = (lambda: None, lambda model=loop.model: change(model))
+        found.append(trained_with_changes(loop, changes, compiled=compiled))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_model_may_change_its_type_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Normed(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype))
+
+    runs = runs_of_graphs(monkeypatch)
+    found = []
+    for compiled in (True, False):
+        loop = every_record(Normed(7))
+        found.append(trained_with_changes(loop, (lambda: None, loop.model.double), compiled=compiled))
+    assert runs == [True] * 4
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_a_model_that_changes_at_every_step_runs_uncompiled_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compiled", lambda graph, inputs: graph)
+    monkeypatch.setattr(compiled_step, "_MOST", 3)
+
+    def decay(model: nn.Module) -> Callable[[], None]:
+        return lambda: setattr(model, "factor", 0.9 * model.factor)
+
+    found = []
+    for compiled in (True, False):
+        loop = every_record(Scaled())
+        found.append(trained_with_changes(loop, 5 * [decay(loop.model)], compiled=compiled))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("batches of 160 records run uncompiled")
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_what_a_loop_writes_into_a_tensor_of_the_loss_reaches_no_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_step, "_compiled", lambda graph, inputs: graph)
+    runs = runs_of_graphs(monkeypatch)
+
+    def trained_parameters(*, write: bool) -> Tensor:
+        loop, scale = every_record(network()), torch.ones(())
+        backward = loop.engine.compiled_backward(loop.model, lambda model, x, y: cross_entropy(model, x, y) * scale)
+        for _ in range(3):
+            for x, y in loop.loader:
+                backward(x, y)
+                loop.optimizer.step()
+                if write:
+                    scale.copy_(x.mean())
+        return torch.cat([parameter.detach().flatten() for parameter in loop.model.parameters()])
+
+    assert torch.equal(trained_parameters(write=True), trained_parameters(write=False))
+    assert len(runs) == 6
+
+
+class Attentive(nn.Module):
+    """Attention with layers of its own: the bias of the keys has a gradient of zero, up to rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.into, self.query, self.key, self.value = (nn.Linear(width, 8) for width in (1, 8, 8, 8))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.into(x[:, :, None])
+        heads = self.query(tokens), self.key(tokens), self.value(tokens)
+        return self.out(F.scaled_dot_product_attention(*heads).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.lstm, self.out = nn.LSTM(1, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x[:, :3, None])[0][:, -1])
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*_prims_common.*:FutureWarning")
+@pytest.mark.parametrize("model", [Attentive, Recurrent])
+def test_sums_of_rounding_alone_and_inputs_with_gaps_are_compiled(
+    model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = runs_of_graphs(monkeypatch)
+    found = [every_record(model()).train(compiled=compiled, epochs=2) for compiled in (True, False)]
+    assert runs == [True] * 2
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)

@@ -6,8 +6,8 @@ sums from these very tensors: a compiler may compute a value twice, differently 
 across two.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -38,7 +38,7 @@ class StepGraphs:
     Args:
         backward: (parameters and buffers of `held`, the batch) ↦ what the rules keep.
         sums: (which records count, what is kept) ↦ (whether all was usual, clipped sums of `parameters`).
-        held: tensors that live between steps, and are read again in each.
+        held: tensors of the model, which live between steps, and are read again in each.
         parameters: the parameters with a sum, in its order.
     """
 
@@ -46,6 +46,21 @@ class StepGraphs:
     sums: Callable[..., Sequence[Tensor]]
     held: tuple[Tensor, ...]
     parameters: tuple[nn.Parameter, ...]
+    _layouts: tuple[object, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_layouts", tuple(map(_layout, self.held)))
+
+    def fits(self, living: Callable[[], Iterable[Tensor]]) -> bool:
+        """Whether the tensors of `held` are as they were recorded, their values aside: code is compiled for these.
+
+        Args:
+            living: gives the model's tensors, of which those that are no parameters must still be some.
+        """
+        if any(_layout(tensor) != layout for tensor, layout in zip(self.held, self._layouts, strict=True)):
+            return False
+        others = {id(tensor) for tensor in self.held if not isinstance(tensor, nn.Parameter)}
+        return not others or others <= set(map(id, living()))
 
     def run(self, batch: Sequence[Tensor], counted: Bool[Tensor, " B"]) -> dict[nn.Parameter, Tensor] | None:
         """Clipped sums over the records that count; None when something unusual needs the ordinary way."""
@@ -62,6 +77,7 @@ def trace_step(
     factors: Factors,
     groups: Sequence[Sequence[nn.Parameter]],
     compiler: Callable[[GraphModule, Sequence[Tensor]], Callable[..., Sequence[Tensor]]],
+    others: Iterable[Tensor] = (),
 ) -> StepGraphs:
     """Record the step that `losses` and `factors` describe.
 
@@ -75,6 +91,7 @@ def trace_step(
         factors: clips.
         groups: parameters that are clipped together.
         compiler: (graph, inputs that are like those to come) ↦ a fast function.
+        others: tensors of the model besides parameters and buffers; their values may change between steps, too.
 
     Raises:
         UnsupportedModule: something decides by values, draws random numbers, or has results of unforeseen size.
@@ -114,8 +131,7 @@ def trace_step(
 
     counted = torch.ones(records, dtype=torch.bool, device=batch[0].device)
     second = _recorded(sums, (counted, *kept))
-    model = capture.model
-    held = _lift(first, [*model.parameters(), *model.buffers()])
+    held = _lift(first, [*capture.model.parameters(), *capture.model.buffers(), *others])
     inputs = [*(tensor.detach() for tensor in held), *batch]
     return StepGraphs(
         backward=compiler(first, inputs),
@@ -139,8 +155,11 @@ def _check_not_pulled(uses: Sequence[LayerCall]) -> None:
 
 def _kept(uses: Sequence[LayerCall]) -> list[Tensor]:
     kept = [tensor for use in uses for tensor in (*use.saved, *use.grads) if tensor is not None]
-    # A copy of an expanded tensor has other strides than the tensor, and graphs are recorded for strides.
-    return [tensor.contiguous() if 0 in tensor.stride() else tensor for tensor in kept]
+    # A copy of a tensor with gaps or repetitions has other strides than it, and graphs are recorded for strides.
+    return [
+        tensor if torch.ops.aten.is_non_overlapping_and_dense.default(tensor) else tensor.contiguous()
+        for tensor in kept
+    ]
 
 
 def _recorded(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
@@ -186,17 +205,30 @@ def _has_unknown_size(node: torch.fx.Node) -> bool:
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
-def _lift(graph: GraphModule, living: Sequence[Tensor]) -> list[Tensor]:
-    """Make inputs, ahead of the others, of the constants of `graph` that are among `living`."""
-    by_memory = {(tensor.data_ptr(), tensor.shape): tensor for tensor in living}
+def _layout(tensor: Tensor) -> Hashable:
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+
+
+def _lift(graph: GraphModule, living: Iterable[Tensor]) -> list[Tensor]:
+    """Make inputs, ahead of the others, of the constants of `graph` that are among `living`; the others are copied.
+
+    A tensor from elsewhere may be changed by a loop, also to what it computed from records.
+    """
+    by_memory: dict[Hashable, Tensor] = {}
+    for tensor in living:
+        by_memory.setdefault((tensor.data_ptr(), _layout(tensor)), tensor)
     found: dict[int, tuple[Tensor, torch.fx.Node]] = {}
     start = next(iter(graph.graph.nodes))
     for node in list(graph.graph.nodes):
         if node.op != "get_attr":
             continue
         constant = getattr(graph, str(node.target))
-        tensor = by_memory.get((constant.data_ptr(), constant.shape)) if isinstance(constant, Tensor) else None
+        is_tensor = isinstance(constant, Tensor)
+        tensor = by_memory.get((constant.data_ptr(), _layout(constant))) if is_tensor else None
         if tensor is None:
+            if is_tensor:
+                delattr(graph, str(node.target))
+                graph.register_buffer(str(node.target), constant.detach().clone())
             continue
         if id(tensor) not in found:
             with graph.graph.inserting_before(start):

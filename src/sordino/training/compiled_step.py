@@ -7,7 +7,8 @@ to the next one with copies of its first record that weigh nothing. Noise stays 
 import logging
 import math
 import shutil
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from os import environ
 from typing import cast
 
@@ -23,6 +24,7 @@ from sordino.training.exclusions import Option
 from sordino.training.loss_tracing.loss_tracer import module_state_key
 from sordino.training.plan import Plan
 from sordino.training.probing.probe_runner import first_that_runs
+from sordino.training.probing.snapshots import tensor_attributes
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
 from sordino.training.probing.torch_modes import IndexBoundsCheck, PublicDivisor
 from sordino.training.pytree import map_tensors, tensors_in
@@ -31,6 +33,12 @@ _LOG = logging.getLogger(__name__)
 
 # What the graphs give may differ from the ordinary way by other orders of additions.
 _SAME = 1e-5
+# So often graphs are recorded for batches of one kind.
+_MOST = 16
+_UNSTEADY = (
+    "batches of %d records run uncompiled in further states of the model, which only takes longer: its attributes "
+    "changed too often"
+)
 
 
 def padded_size(records: int, expected_batch_size: float) -> int:
@@ -55,6 +63,7 @@ class CompiledStep:
         capture: hooks on the model.
         plan: with fixed bounds.
         loss: ``loss(model, *batch)``, one value per record.
+        is_written: whether a loop wrote values of a batch into a tensor. Graphs that read it don't run.
 
     Attributes:
         is_new: whether graphs were made for the last chunk. It is left to the ordinary way, where the caller must check
@@ -64,12 +73,21 @@ class CompiledStep:
         InvalidArgument: the plan's bounds adapt or change, or there is no C++ compiler.
     """
 
-    def __init__(self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor]) -> None:
+    def __init__(
+        self,
+        capture: GradientCapture,
+        plan: Plan,
+        loss: Callable[..., Tensor],
+        is_written: Callable[[Tensor], bool] = lambda _: False,
+    ) -> None:
         plan.check_options({Option.COMPILE})
         _check_compiler()
         self._capture, self._plan, self._loss, self.is_new = capture, plan, loss, False
+        self._is_written = is_written
         # None where graphs could not be made.
         self._graphs: dict[Hashable, StepGraphs | None] = {}
+        # How often they were recorded for batches of one kind.
+        self._recorded: Counter[Hashable] = Counter()
 
     def sums(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...]) -> dict[nn.Parameter, Tensor] | None:
         """The clipped sums of a chunk, by the `bounds` of the open step; None where only the ordinary way will do."""
@@ -83,12 +101,17 @@ class CompiledStep:
         shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
         device = tensors[0].device
         autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (size, shapes, bounds.values, autocast, module_state_key(self._capture.model))
-        self.is_new = key not in self._graphs
+        kind = (size, shapes, bounds.values, autocast)
+        key = (kind, module_state_key(self._capture.model, _exactly))
+        graphs = self._graphs.get(key)
+        is_known = key in self._graphs and (graphs is None or self._fits(graphs))
+        self.is_new = not is_known and self._recorded[kind] < _MOST
         if self.is_new:
+            self._recorded[kind] += 1
+            if self._recorded[kind] == _MOST:
+                _LOG.warning(_UNSTEADY, size)
             self._graphs[key] = self._graphs_of(bounds, batch, records, size)
-        graphs = self._graphs[key]
-        if self.is_new or graphs is None:
+        if not is_known or graphs is None:
             return None
         counted = torch.arange(size, device=device) < records
         return graphs.run([_filled(tensor, size) for tensor in tensors], counted)
@@ -102,6 +125,15 @@ class CompiledStep:
     def forget(self) -> None:
         """Throw all graphs away: the loss of one of them was refused."""
         self._graphs.clear()
+        self._recorded.clear()
+
+    def _fits(self, graphs: StepGraphs) -> bool:
+        return graphs.fits(self._living) and not any(map(self._is_written, graphs.held))
+
+    def _living(self) -> list[Tensor]:
+        """The model's tensors that graphs may read."""
+        model = self._capture.model
+        return [*model.parameters(), *model.buffers(), *tensor_attributes(model).values()]
 
     def _graphs_of(
         self, bounds: ClippedSumAccumulator, batch: tuple[object, ...], records: int, size: int
@@ -136,7 +168,8 @@ class CompiledStep:
         made_up, first, failure = first_that_runs(kinds, tried)
         if made_up is None or first is None:
             raise failure or RuntimeError("nothing to record")
-        graphs = trace_step(self._capture, losses, first, bounds.clip_factors, bounds.groups, _compiled)
+        others = tensor_attributes(model).values()
+        graphs = trace_step(self._capture, losses, first, bounds.clip_factors, bounds.groups, _compiled, others)
         other = list(tensors_in(made_up.batch(range(size, 0, -1))))
         self._compare(bounds, graphs, losses, other)
         return graphs
@@ -152,24 +185,32 @@ class CompiledStep:
             losses(*batch).sum().backward()
         bounds.add(ordinary, records=len(batch[0]))
         self._capture.discard()
-        same = sums is None or (
-            sums.keys() == ordinary.keys()
-            and all(_close(sums[parameter], total) for parameter, total in ordinary.items())
-        )
-        if not same:
+        if sums is not None and not _are_close(sums, ordinary):
             raise UnsupportedModule(
                 "model and loss must give the same sums compiled as they are, got others: something depends on values "
                 "or on the outside. Leave compile out."
             )
 
 
-def _close(sums: Tensor, ordinary: Tensor) -> bool:
-    return bool((sums - ordinary).abs().max() <= _SAME * (ordinary.abs().max() + 1e-6))
+def _are_close(sums: Mapping[nn.Parameter, Tensor], ordinary: Mapping[nn.Parameter, Tensor]) -> bool:
+    """Whether sums are equal up to rounding, of which some parameters' (a bias of attention's keys) are all made."""
+    largest = max((float(total.abs().max()) for total in ordinary.values() if total.numel()), default=0.0)
+    return sums.keys() == ordinary.keys() and all(
+        bool(((sums[parameter] - total).abs() <= _SAME * (largest + 1e-6)).all())
+        for parameter, total in ordinary.items()
+    )
+
+
+def _exactly(number: float) -> Hashable:
+    """A number as it is; one that is not a number equals itself here."""
+    return number if number == number else str(number)
 
 
 def _filled(tensor: Tensor, size: int) -> Tensor:
     missing = size - tensor.shape[0]
-    return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+    filled = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+    # As the synthetic records lie that graphs are compiled for.
+    return filled.contiguous()
 
 
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:

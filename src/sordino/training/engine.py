@@ -909,7 +909,7 @@ class PrivacyEngine(metaclass=_EngineNames):
         Args:
             module: made private by this engine.
             loss: ``loss(module, *batch)``, one value per record, as for `sordino.fit`. Values that it reads from
-                outside the batch are fixed when a graph is recorded.
+                outside the batch and the module are fixed when a graph is recorded.
 
         Returns:
             A function of a batch's tensors.

@@ -522,7 +522,8 @@ class LoopHooks:
                     f"compiled_backward must be used without {name}, got both. Leave one of them out: "
                     "engine.backward(losses) works with each."
                 )
-        return CompiledStep(cast("GradientCapture", self.capture), self.run.plan, loss)
+        capture = cast("GradientCapture", self.capture)
+        return CompiledStep(capture, self.run.plan, loss, self._following.carried.was_written)
 
     def compiled_pass(self, compiled: CompiledStep, batch: tuple[object, ...]) -> bool:
         """Take the sums of the batch at hand by graphs; whether they did it, or the ordinary way must.

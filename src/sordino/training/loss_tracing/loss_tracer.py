@@ -68,6 +68,10 @@ def order_of_magnitude(number: float) -> Hashable:
     return math.copysign(1.0, number), math.frexp(number)[1]
 
 
+NumberMark = Callable[[float], Hashable]
+"""What counts of a number in the marks of a module."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuleMarks:
     """What a module does besides its parameters and buffers, roughly.
@@ -96,29 +100,33 @@ class _Itself:
         return id(self.value)
 
 
-def module_state_key(module: nn.Module) -> ModuleMarks:
+def module_state_key(module: nn.Module, number: NumberMark = order_of_magnitude) -> ModuleMarks:
     """The marks of a module at this moment; two states that do different things have different ones, as far as known.
 
-    Numbers count by their magnitude, tensors not at all: those of a batch are known by their notes.
+    Tensors count not at all: those of a batch are known by their notes.
+
+    Args:
+        module: the root module.
+        number: what counts of a number.
     """
     marks: list[Hashable] = [parameter.requires_grad for parameter in module.parameters()]
     # A mode of torch that the loop has entered sees every call inside the module.
     marks += [_Itself(mode) for mode in (*_function_modes(), *_dispatch_modes()) if _is_users(mode)]
     seen: set[int] = set()
     for hooks in _GLOBAL_HOOKS:
-        _add_hooks(hooks, marks, seen)
+        _add_hooks(hooks, marks, seen, number)
     modes: list[bool] = []
     for part in module.modules():
         kind, attributes = type(part), vars(part)
         modes.append(part.training)
         marks.append(kind)
-        _add(getattr(kind, "forward", None), marks, seen, _DEPTH)
+        _add(getattr(kind, "forward", None), marks, seen, _DEPTH, number)
         for name in _HOOKS:
             if attributes.get(name):
-                _add_hooks(attributes[name], marks, seen)
+                _add_hooks(attributes[name], marks, seen, number)
         for name, value in own_attributes(part):
             marks.append(name)
-            _add(value, marks, seen, _DEPTH)
+            _add(value, marks, seen, _DEPTH, number)
     return ModuleMarks(modes=tuple(modes), rest=tuple(marks))
 
 
@@ -127,52 +135,54 @@ def _is_users(mode: object) -> bool:
     return type(mode).__module__.partition(".")[0] not in {"torch", "sordino"}
 
 
-def _add_hooks(hooks: Mapping[object, object], marks: list[Hashable], seen: set[int]) -> None:
+def _add_hooks(hooks: Mapping[object, object], marks: list[Hashable], seen: set[int], number: NumberMark) -> None:
     for hook in hooks.values():
         if not str(getattr(hook, "__module__", "")).startswith("sordino."):
-            _add(hook, marks, seen, _DEPTH)
+            _add(hook, marks, seen, _DEPTH, number)
 
 
 _NAMED = (bool, str, bytes, Enum, torch.dtype, torch.device, type)
 _PLAIN_KINDS = frozenset({bool, str, type(None)})
 
 
-def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> None:
+def _add(value: object, marks: list[Hashable], seen: set[int], depth: int, number: NumberMark) -> None:
     """Append what is known of a value, and of what it holds."""
     if type(value) in _PLAIN_KINDS or isinstance(value, _NAMED):
         marks.append(value)
     elif isinstance(value, FunctionType):
         marks.append(_Itself(value))
-        _add_all([*closure_values(value), *(value.__defaults__ or ())], id(value), marks, seen, depth)
+        _add_all([*closure_values(value), *(value.__defaults__ or ())], id(value), marks, seen, depth, number)
     elif isinstance(value, (int, float)):
-        marks.append(order_of_magnitude(untainted(value)))  # pyright: ignore[reportArgumentType]
+        marks.append(number(untainted(value)))  # pyright: ignore[reportArgumentType]
     elif isinstance(value, (Tensor, nn.Module, ModuleType)):
         marks.append(type(value))
     elif isinstance(value, (list, tuple, set, frozenset, dict)):
-        marks += (type(value), order_of_magnitude(len(value)))
+        marks += (type(value), number(len(value)))
         held = itertools.chain(value, value.values()) if isinstance(value, dict) else value
-        _add_all(held, id(value), marks, seen, depth)
+        _add_all(held, id(value), marks, seen, depth, number)
     elif isinstance(value, np.ndarray):
         marks.append(value.tobytes() if value.size <= _FORMS_MOST and value.dtype != object else value.shape)
     elif isinstance(value, MethodType):
         marks.append(_Itself(value.__func__))
-        _add(value.__self__, marks, seen, depth)
+        _add(value.__self__, marks, seen, depth, number)
     elif isinstance(value, functools.partial):
         marks.append(_Itself(value))
-        _add_all([value.func, *value.args, *value.keywords.values()], id(value), marks, seen, depth)
+        _add_all([value.func, *value.args, *value.keywords.values()], id(value), marks, seen, depth, number)
     else:
         marks.append(type(value))
         if callable(value):
             marks.append(_Itself(value))
         if type(value).__module__.partition(".")[0] not in _OF_LOOPS:
-            _add_all(instance_values(value), id(value), marks, seen, depth)
+            _add_all(instance_values(value), id(value), marks, seen, depth, number)
 
 
-def _add_all(values: Iterable[object], owner: int, marks: list[Hashable], seen: set[int], depth: int) -> None:
+def _add_all(
+    values: Iterable[object], owner: int, marks: list[Hashable], seen: set[int], depth: int, number: NumberMark
+) -> None:
     if depth and owner not in seen:
         seen.add(owner)
         for value in itertools.islice(values, _FORMS_MOST):
-            _add(value, marks, seen, depth - 1)
+            _add(value, marks, seen, depth - 1, number)
 
 
 @dataclass(eq=False, kw_only=True)
