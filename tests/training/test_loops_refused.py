@@ -212,6 +212,38 @@ class TableInside(nn.Module):
         return self.head(F.embedding(ids, self.table, max_norm=1.0))
 
 
+class WithMemory(nn.Module):
+    """Reads a plain tensor and a number, and has others that it doesn't read."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.center, self.scale = nn.Linear(6, 3), torch.zeros(6), 1.0
+        self.seen, self.last_loss = torch.zeros(6), 0.0
+
+    def forward(self, x):
+        return self.layer((x - self.center) * self.scale)
+
+
+def remembered(what, write):
+    """Before each batch but the first, `write` sets something of the module to the batch before."""
+
+    def loop(model, batch, state):
+        if "before" in state:
+            write(model, state["before"])
+        state["before"] = batch[0]
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    return what, loop
+
+
+REMEMBERED = dict(
+    [
+        remembered("a center in an attribute", lambda model, x: model.center.copy_(x.mean(0))),
+        remembered("a moving center", lambda model, x: model.center.mul_(0.9).add_(0.1 * x.mean(0))),
+        remembered("a number in an attribute", lambda model, x: setattr(model, "scale", 0.5 + x.mean().item())),
+    ]
+)
+
 REFUSED = {
     "x - x.mean().item()": (centered, mlp),
     "x / x.max().item()": (scaled, mlp),
@@ -263,6 +295,7 @@ REFUSED = {
         "tokens",
     ),
     "max_norm in a module of one's own": (tokens, TableInside, "tokens"),
+    **{name: (loop, WithMemory) for name, loop in REMEMBERED.items()},
 }
 
 
@@ -271,6 +304,17 @@ def test_a_loop_that_couples_records_or_learns_past_the_noise_is_refused(name):
     loop, model, *rest = REFUSED[name]
     with pytest.raises(PrivacyError):
         train(loop, model, *rest[:1], **(rest[1] if len(rest) > 1 else {}))
+
+
+def test_attributes_that_a_module_does_not_read_may_show_what_came():
+    def show(model, x):
+        model.seen.add_(x.mean(0))
+        model.last_loss = x.mean().item()
+        model.center.copy_(x.mean(0))
+        model.center.zero_()
+
+    _, loop = remembered("shown", show)
+    assert bool(train(loop, WithMemory).seen.any())
 
 
 @pytest.mark.parametrize("criterion", [None, F.cross_entropy])

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as _function_modes  # pyright: ignore[reportPrivateUsage]
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack as _dispatch_modes,  # pyright: ignore[reportPrivateUsage]
@@ -23,15 +24,16 @@ from torch.utils._python_dispatch import (
 
 from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.gradients import Recorder
+from sordino.gradients.numerics import storage_number
 from sordino.training.generators import closure_values, instance_values
 from sordino.training.loss_tracing.carried import FIRST_BATCHES, CrossBatchState, compares_values
 from sordino.training.loss_tracing.criterion import Criterion, LoopProbe, OutputGradientCheck, tensors_within
 from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
-from sordino.training.loss_tracing.traced_tensor import TracedTensor, not_noting, untainted
+from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt, TracedTensor, not_noting, untainted
 from sordino.training.probing.probe_runner import external_parameter_error, graph_bypassing_outputs, graph_leaves
 from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks, own_attributes, tensor_attributes
 from sordino.training.probing.torch_modes import Args, PublicDivisor
-from sordino.training.pytree import tensors_in
+from sordino.training.pytree import tensors_in, tree_leaves
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Losses that were checked, by their form, and when one has to be checked again.
@@ -269,6 +271,31 @@ class CheckedLossForm:
 _MOST = 1024
 
 
+class _NotRead(TorchFunctionMode):
+    """Inside, no function of torch may be given what lies in the memory of one of `tensors`, or a number of a batch."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._numbers = set(map(storage_number, tensors))
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Args = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+            is_read = any(map(self._is_private, tree_leaves((args, dict(kwargs or {})))))
+        if is_read:
+            raise CoupledRecords(
+                "module must read no attribute that the loop set to values of a batch, got one: what is kept from "
+                "records to later steps is without noise. Use a public constant, or compute it on public records."
+            )
+        return func(*args, **(kwargs or {}))
+
+    def _is_private(self, value: object) -> bool:
+        if isinstance(value, Tensor):
+            return storage_number(value) in self._numbers
+        return isinstance(value, (TaintedFloat, TaintedInt))
+
+
 class ForwardMonitor:
     """A training forward of the root module: mean losses have a public divisor, and nothing is stored.
 
@@ -276,13 +303,18 @@ class ForwardMonitor:
         module: the root.
         values: whether to compare values, or only what torch's own counts tell.
         is_private: whether mean losses are of private records.
+        written: attributes with values of a batch, which may not be read.
     """
 
-    def __init__(self, module: nn.Module, *, values: bool, is_private: bool = True) -> None:
+    def __init__(
+        self, module: nn.Module, *, values: bool, is_private: bool = True, written: Sequence[object] = ()
+    ) -> None:
         self._state = ModuleSnapshot(module, values=values)
         self._stack = ExitStack()
         if is_private:
             self._stack.enter_context(PublicDivisor())
+        if written:
+            self._stack.enter_context(_NotRead([one for one in written if isinstance(one, Tensor)]))
 
     def close(self) -> None:
         """End the watch without looking: the forward pass failed."""
@@ -483,7 +515,14 @@ class LossTracer:
         if self._criterion is not None and self.trace is not None:
             self._given.append(self.trace.note_arguments(args, kwargs))
         self._has_drawn = self._has_drawn or self._chance != _chance()
-        self._attributes = frozenset(tensor_attributes(self._module))
+        attributes = tensor_attributes(self._module)
+        self._attributes = frozenset(attributes)
+        # A tensor that was set to zero since holds nothing of them.
+        written: list[object] = [
+            one for one in attributes.values() if self.carried.was_written(one) and bool((one != 0).any())
+        ]
+        numbers = (value for part in self._module.modules() for _, value in own_attributes(part))
+        written += [value for value in numbers if isinstance(value, (TaintedFloat, TaintedInt))]
         with not_noting():
             leaves = [
                 leaf for given in tensors_in((args, kwargs)) if given.requires_grad for leaf in graph_leaves(given)
@@ -492,7 +531,7 @@ class LossTracer:
         for leaf in leaves:
             if isinstance(leaf, nn.Parameter) and leaf not in own:
                 raise external_parameter_error(leaf)
-        return ForwardMonitor(self._module, values=compares_values(self._batches - 1))
+        return ForwardMonitor(self._module, values=compares_values(self._batches - 1), written=written)
 
     def outputs(
         self, args: Args, kwargs: Mapping[str, object], output: object, compare: bool
