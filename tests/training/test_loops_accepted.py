@@ -254,3 +254,17 @@ def test_a_label_to_be_ignored_counts_for_nothing_and_changes_no_other_record():
     alone = nn.Linear(6, 3)
     F.cross_entropy(alone(x[:1]), y[:1]).backward()
     assert torch.allclose(gradients[0] - gradients[1], alone.weight.grad / 24, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.filterwarnings("ignore:Sparse C.* tensor support is in beta state:UserWarning")
+def test_a_module_may_hold_a_sparse_matrix(layout):
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.matrix = nn.Linear(6, 3), (torch.eye(6) + torch.eye(6).roll(1, 0)).to_sparse(layout=layout)
+
+        def forward(self, x):
+            return self.layer((self.matrix @ x.t()).t())
+
+    assert bool(train(ce, Mixing).layer.weight.isfinite().all())

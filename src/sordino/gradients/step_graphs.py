@@ -216,17 +216,19 @@ def _lift(graph: GraphModule, living: Iterable[Tensor]) -> list[Tensor]:
     """
     by_memory: dict[Hashable, Tensor] = {}
     for tensor in living:
-        by_memory.setdefault((tensor.data_ptr(), _layout(tensor)), tensor)
+        # Sparse tensors have no memory of their own.
+        if tensor.layout is torch.strided:
+            by_memory.setdefault((tensor.data_ptr(), _layout(tensor)), tensor)
     found: dict[int, tuple[Tensor, torch.fx.Node]] = {}
     start = next(iter(graph.graph.nodes))
     for node in list(graph.graph.nodes):
         if node.op != "get_attr":
             continue
         constant = getattr(graph, str(node.target))
-        is_tensor = isinstance(constant, Tensor)
-        tensor = by_memory.get((constant.data_ptr(), _layout(constant))) if is_tensor else None
+        has_memory = isinstance(constant, Tensor) and constant.layout is torch.strided
+        tensor = by_memory.get((constant.data_ptr(), _layout(constant))) if has_memory else None
         if tensor is None:
-            if is_tensor:
+            if isinstance(constant, Tensor):
                 delattr(graph, str(node.target))
                 graph.register_buffer(str(node.target), constant.detach().clone())
             continue

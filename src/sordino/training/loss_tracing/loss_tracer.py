@@ -292,7 +292,7 @@ class _NotRead(TorchFunctionMode):
 
     def _is_private(self, value: object) -> bool:
         if isinstance(value, Tensor):
-            return storage_number(value) in self._numbers
+            return value.layout is torch.strided and storage_number(value) in self._numbers
         return isinstance(value, (TaintedFloat, TaintedInt))
 
 

@@ -153,10 +153,23 @@ def readable_fingerprint(tensor: Tensor) -> Tensor | None:
 def _same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        # Operations on whole sparse tensors are few.
+        pairs = zip(_stored(one), _stored(other), strict=True) if one.layout is other.layout else ()
+        return one.layout is other.layout and all(bool(_same_bits(a, b)) for a, b in pairs)
     if not is_away(one) and torch.equal(one, other):
         return True
     same = ((one == other) | ((one != one) & (other != other))).all()
     return same if is_away(one) else bool(same)
+
+
+def _stored(sparse: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that a sparse one consists of."""
+    if sparse.layout is torch.sparse_coo:
+        return sparse._indices(), sparse._values()
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return sparse.crow_indices(), sparse.col_indices(), sparse.values()
+    return sparse.ccol_indices(), sparse.row_indices(), sparse.values()
 
 
 @contextmanager
