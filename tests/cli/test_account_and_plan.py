@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sordino.accounting import epsilon
-from sordino.cli import app
+from sordino.cli import app, main
 from sordino.commands.pictures import first_steps, number_of_steps
 from sordino.commands.planning import subsampled_gaussian
 from sordino.events import Composed, Gaussian, NoOp, PoissonSampled, SelfComposed, to_json
@@ -364,6 +364,23 @@ def test_light_commands_load_nothing_heavy(arguments):
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ids=["default", "count", "policy"],
+)
+def test_torchs_threads_spin_shortly_unless_the_user_says_how_they_wait(monkeypatch, given, count):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    monkeypatch.setattr("sordino.cli.app.app", lambda **_: seen.append(os.environ.get("GOMP_SPINCOUNT")))
+    main()
+    assert seen == [count]
 
 
 def test_the_module_runs_as_the_command_does():

@@ -171,4 +171,8 @@ _add_commands()
 
 def main() -> None:
     """Entry point of the console script."""
+    # Read when torch is loaded: how long its threads spin before they sleep, in rounds of GNU's OpenMP library. At the
+    # default of some milliseconds they wait for each other many times as long as they work where other programs run.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     app(prog_name="sordino")
