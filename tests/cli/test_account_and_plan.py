@@ -378,7 +378,7 @@ def test_torchs_threads_spin_shortly_unless_the_user_says_how_they_wait(monkeypa
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     seen = []
-    monkeypatch.setattr("sordino.cli.app.app", lambda **_: seen.append(os.environ.get("GOMP_SPINCOUNT")))
+    monkeypatch.setattr(sys.modules[main.__module__], "app", lambda **_: seen.append(os.environ.get("GOMP_SPINCOUNT")))
     main()
     assert seen == [count]
 
