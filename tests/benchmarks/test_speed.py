@@ -1,5 +1,6 @@
 import json
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,3 +51,12 @@ def test_the_speed_benchmark_takes_steps_prints_and_keeps_a_table(
     assert kept["rows"][0]["ratio"] == 1.5
     assert {"date", "processor", "threads", "load", "torch", "sordino", "opacus"} <= set(kept)
     assert "MLP" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_the_speed_benchmark_takes_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = main_of("speed", monkeypatch)
+    monkeypatch.setitem(main.__globals__, "seconds", Watch().seconds)
+    (row,) = main(["--quick", "--alone", "--only", "logistic", "--compiled", "--results", str(tmp_path)])
+    assert row.others == {"compiled": 2.5}
