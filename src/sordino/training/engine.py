@@ -906,6 +906,8 @@ class PrivacyEngine(metaclass=_EngineNames):
         of batches is recorded at its first use, which takes seconds to a minute. Its first batch runs uncompiled,
         which checks the loss, and so does a batch with a record that is not finite.
 
+        Guarantee: that of `backward`; the clipped sums are the same up to the order of additions.
+
         Args:
             module: made private by this engine.
             loss: ``loss(module, *batch)``, one value per record, as for `sordino.fit`. Values that it reads from

@@ -518,8 +518,9 @@ class _FitLoop:
                 self._num_chunks += 1
                 step.add_sums(chunk, sums)
                 return
-            # Before graphs run, the loss that they were made from is looked at once more.
-            self._probe(batch, chunk.num_records, is_due=compiled.is_new)
+            if compiled.is_new:
+                # Before graphs run, the loss that they were made from is looked at once more.
+                self._probe(batch, chunk.num_records, is_due=True)
             if recorder is not self._recorder:
                 return
         if self._record_together(chunk, batch):
